@@ -1,0 +1,4 @@
+"""Where processes live.
+
+May import schema, and the ground floor.
+"""

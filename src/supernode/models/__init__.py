@@ -1,0 +1,4 @@
+"""Reference models that do not know they are parallel.
+
+May import schema, torch, and the ground floor.
+"""

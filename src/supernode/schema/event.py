@@ -1,0 +1,219 @@
+"""What happened and what is to be done: the facts that a journal keeps, and the commands that answer them.
+
+A run's state is a fold over its events, so an event holds everything that a controller needs to go on after its own death.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from supernode.errors import RunError
+from supernode.schema.plan import Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """A controller took the run up: for the first time, or again.
+
+    Attributes:
+        plan: what is to run now.
+        checkpoint: name of the checkpoint to go on from; empty from the start.
+        step: step that the checkpoint holds.
+    """
+
+    plan: Plan
+    checkpoint: str = ""
+    step: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankReady:
+    """A rank is loaded and has met the others. `seconds`: since the ranks were launched."""
+
+    rank: int
+    incarnation: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepDone:
+    """One optimizer step ended.
+
+    Attributes:
+        step: steps done, 1 after the first.
+        loss: mean over the samples (tokens) of the step.
+        seconds: wall time of the step on the reporting rank.
+        parts: seconds by part of the step: data, compute, sync, optimizer, wait.
+        norm: of the whole gradient, before clipping.
+        rate: learning rate.
+    """
+
+    step: int
+    incarnation: int
+    loss: float
+    seconds: float
+    tokens: int
+    norm: float
+    rate: float
+    parts: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluated:
+    """The model was tried on held-out data after `step` steps."""
+
+    step: int
+    loss: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """A whole checkpoint is on disk."""
+
+    step: int
+    checkpoint: str
+    nbytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejected:
+    """A checkpoint is not whole, so an older one is used."""
+
+    checkpoint: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankLost:
+    """A rank is gone or silent: a card failed, the process was killed, the node died."""
+
+    rank: int
+    incarnation: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFailed:
+    """A rank met an error of the user's making; starting it again would meet it again."""
+
+    rank: int
+    incarnation: int
+    kind: str
+    message: str
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RanksEnded:
+    """Every rank of the incarnation has left, as it should: done, or stopped after a checkpoint."""
+
+    incarnation: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopAsked:
+    """A person wants the run to stop: after a checkpoint, or `now`."""
+
+    now: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noted:
+    """Something worth keeping that changes nothing: a baseline, a sample of text, a drill."""
+
+    name: str
+    value: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """The controller is done with the run.
+
+    Attributes:
+        outcome: `finished`, `stopped` (resumable), or `failed` (resumable once the cause is gone).
+        message: why, for people.
+    """
+
+    outcome: str
+    message: str = ""
+    hint: str = ""
+    kind: str = ""
+
+
+Event = (
+    Started | RankReady | StepDone | Evaluated | Saved | Rejected | RankLost | RankFailed | RanksEnded | StopAsked
+    | Noted | Ended
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """Start every rank of `plan` from `checkpoint` (empty: from the start)."""
+
+    incarnation: int
+    plan: Plan
+    checkpoint: str
+    drill: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KillRanks:
+    """End every rank that is left, at once."""
+
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KillRank:
+    """Kill one rank on purpose (a drill)."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskToStop:
+    """Tell the ranks to save after the step that they are in and leave."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finish:
+    """Write the report and let go of the run."""
+
+    ended: Ended
+
+
+Command = Launch | KillRanks | KillRank | AskToStop | Finish
+
+KINDS: dict[str, type[Any]] = {
+    kind.__name__: kind
+    for kind in (
+        Started, RankReady, StepDone, Evaluated, Saved, Rejected, RankLost, RankFailed, RanksEnded, StopAsked, Noted, Ended
+    )
+}  # fmt: skip
+"""Every event by the name that the journal keeps."""
+
+
+def from_record(kind: str, record: Mapping[str, Any]) -> Event:
+    """Return the event that a journal row or a rank's message holds; a `plan` in it must already be a `Plan`.
+
+    Raises:
+        RunError: the row is of a kind, or has a key, that this version does not know.
+    """
+    try:
+        event: Event = KINDS[kind](**record)
+    except (KeyError, TypeError) as error:
+        raise RunError(
+            f"the journal holds a {kind} event with keys {sorted(record)}, which this version cannot read",
+            hint="use the version of supernode that wrote the run.",
+        ) from error
+    return event
+
+
+def to_record(event: Event) -> tuple[str, dict[str, Any]]:
+    """Return the event's kind and its fields, nested values untouched."""
+    return type(event).__name__, {f.name: getattr(event, f.name) for f in fields(event)}

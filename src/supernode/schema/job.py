@@ -1,0 +1,314 @@
+"""What the user asks for: the job file as a value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import ClassVar, Literal
+
+from supernode.errors import SpecError
+from supernode.schema.model import PRESETS, DecoderShape
+
+MOST_CARDS = 1_048_576
+_FORBID: dict[str, str] = {"extra": "forbid"}
+
+
+def _within(section: str, value: object, **limits: tuple[float, float]) -> None:
+    """Check that each named attribute lies within its closed limits (NaN never does)."""
+    for key, (least, most) in limits.items():
+        number = getattr(value, key)
+        if not least <= number <= most:
+            name = f"{section}.{key}" if section else key
+            raise SpecError(f"`{name}` is {number}", hint=f"choose {least:g} to {most:g}.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parallelism:
+    """How the work is spread over cards.
+
+    Attributes:
+        tensor: cards that share each matrix.
+        pipeline: stages that the layers are cut into.
+        data: copies (or shards) that see different samples. 0 means: what the cards at hand leave over.
+        sharding: `replicas` keeps whole copies on the data axis; `fsdp` shards weights, gradients and optimizer.
+        schedule: order of forward and backward over the stages.
+        interleave: stages that each pipeline rank holds, 2 or more for `interleaved`.
+    """
+
+    __pydantic_config__: ClassVar = _FORBID
+
+    tensor: int = 1
+    pipeline: int = 1
+    data: int = 0
+    sharding: Literal["replicas", "fsdp"] = "replicas"
+    schedule: Literal["1f1b", "gpipe", "interleaved"] = "1f1b"
+    interleave: int = 1
+
+    def __post_init__(self) -> None:
+        _within(
+            "parallelism", self,
+            tensor=(1, 1024), pipeline=(1, 1024), data=(0, MOST_CARDS), interleave=(1, 64),
+        )  # fmt: skip
+        if (self.schedule == "interleaved") != (self.interleave > 1):
+            raise SpecError(
+                f"`parallelism.schedule` is {self.schedule} and `parallelism.interleave` is {self.interleave}",
+                hint="`interleaved` goes with `interleave` of 2 or more, the others with 1.",
+            )
+        if self.interleave > 1 and self.pipeline == 1:
+            raise SpecError(
+                "`parallelism.interleave` is above 1 on one pipeline stage",
+                hint="set `parallelism.pipeline` to 2 or more, or `interleave` to 1.",
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSpec:
+    """What the model reads. One of `text`, `tokens` and `dataset`.
+
+    Attributes:
+        text: text files, folders or glob patterns; `stdlib` is the running Python's own standard library.
+        tokens: a file of token numbers: `.npy`, or raw little-endian uint16 (`.bin`).
+        dataset: `file.py:function` that returns a torch data set of (input, target) pairs.
+        held_out_dataset: `file.py:function` likewise, for evaluation.
+        tokenizer: `bytes`, or `bpe:4096` to train a byte-pair encoding of that many tokens on the text.
+        sequence: tokens in a sample.
+        held_out: share of the text kept for evaluation.
+        loss: `cross_entropy`, or `file.py:function` of (output, target) that returns the *sum* over the samples.
+        drop_last: leave out the short batch at the end of an epoch instead of training on it.
+    """
+
+    __pydantic_config__: ClassVar = _FORBID
+
+    text: str | tuple[str, ...] = ""
+    tokens: str = ""
+    dataset: str = ""
+    held_out_dataset: str = ""
+    tokenizer: str = "bytes"
+    sequence: int = 128
+    held_out: float = 0.02
+    loss: str = "cross_entropy"
+    drop_last: bool = False
+
+    def __post_init__(self) -> None:
+        given = [key for key in ("text", "tokens", "dataset") if getattr(self, key)]
+        if not given:
+            object.__setattr__(self, "text", "stdlib")
+        if len(given) > 1:
+            raise SpecError(f"`data` names {' and '.join(given)}", hint="give one of `text`, `tokens` and `dataset`.")
+        _within("data", self, sequence=(2, 1_048_576), held_out=(0.0, 0.5))
+        if self.tokenizer != "bytes":
+            size = self.tokenizer.removeprefix("bpe:")
+            if not self.tokenizer.startswith("bpe:") or not size.isdigit() or not 257 <= int(size) <= 65_535:
+                raise SpecError(
+                    f"`data.tokenizer` is {self.tokenizer!r}", hint="write `bytes`, or `bpe:N` with N from 257 to 65535."
+                )
+        if self.held_out_dataset and not self.dataset:
+            raise SpecError("`data.held_out_dataset` stands without `data.dataset`", hint="give both, or neither.")
+        if self.loss != "cross_entropy" and not self.dataset:
+            raise SpecError(
+                f"`data.loss` is {self.loss!r} on text", hint="leave it out, or bring your own `data.dataset`."
+            )
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The text patterns."""
+        return (self.text,) if isinstance(self.text, str) else self.text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerSpec:
+    """How the weights move: AdamW or SGD with linear warm-up and a decay.
+
+    Attributes:
+        learning_rate: highest rate.
+        warmup: steps to get there.
+        decay: shape of the way down from `warmup` to the last step.
+        final_ratio: rate at the last step over the highest rate.
+        clip: greatest norm of the whole gradient, over all cards; 0 leaves it alone.
+    """
+
+    __pydantic_config__: ClassVar = _FORBID
+
+    name: Literal["adamw", "sgd"] = "adamw"
+    learning_rate: float = 1e-3
+    warmup: int = 10
+    decay: Literal["cosine", "linear", "none"] = "cosine"
+    final_ratio: float = 0.1
+    weight_decay: float = 0.1
+    betas: tuple[float, float] = (0.9, 0.95)
+    epsilon: float = 1e-8
+    momentum: float = 0.9
+    clip: float = 1.0
+
+    def __post_init__(self) -> None:
+        _within(
+            "optimizer", self,
+            learning_rate=(0, 1e4), warmup=(0, 10**9), final_ratio=(0, 1), weight_decay=(0, 100),
+            epsilon=(1e-30, 1), momentum=(0, 0.99999), clip=(0, 1e9),
+        )  # fmt: skip
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise SpecError(f"`optimizer.betas` is {list(self.betas)}", hint="choose two numbers from 0 to below 1.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSpec:
+    """When the run's state is saved.
+
+    Attributes:
+        every: steps between checkpoints.
+        keep: newest whole checkpoints that stay on disk.
+    """
+
+    __pydantic_config__: ClassVar = _FORBID
+
+    every: int = 50
+    keep: int = 2
+
+    def __post_init__(self) -> None:
+        _within("checkpoint", self, every=(1, 10**9), keep=(1, 10_000))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluateSpec:
+    """When the model is tried on held-out data.
+
+    Attributes:
+        every: steps between evaluations; 0 evaluates at the end only.
+        batches: global batches in one evaluation.
+    """
+
+    __pydantic_config__: ClassVar = _FORBID
+
+    every: int = 0
+    batches: int = 4
+
+    def __post_init__(self) -> None:
+        _within("evaluate", self, every=(0, 10**9), batches=(1, 10**6))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoverySpec:
+    """What happens after a failure.
+
+    Attributes:
+        most_restarts: restarts in a row without a new checkpoint before the run stops.
+        silence: seconds without a word from a card after which it counts as lost.
+    """
+
+    __pydantic_config__: ClassVar = _FORBID
+
+    most_restarts: int = 5
+    silence: float = 600.0
+
+    def __post_init__(self) -> None:
+        _within("recovery", self, most_restarts=(0, 1000), silence=(1, 86_400))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrillSpec:
+    """A fault on purpose: one rank is killed once, to see the run recover.
+
+    Attributes:
+        kill_step: step after which the rank is killed; 0 for none.
+        rank: the rank that dies.
+    """
+
+    __pydantic_config__: ClassVar = _FORBID
+
+    kill_step: int = 0
+    rank: int = 0
+
+    def __post_init__(self) -> None:
+        _within("drill", self, kill_step=(0, 10**9), rank=(0, MOST_CARDS))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleSpec:
+    """Text that the trained model writes at the end; 0 tokens for none."""
+
+    __pydantic_config__: ClassVar = _FORBID
+
+    prompt: str = "def "
+    tokens: int = 0
+    temperature: float = 0.8
+
+    def __post_init__(self) -> None:
+        _within("sample", self, tokens=(0, 100_000), temperature=(0, 100))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpec:
+    """One training job.
+
+    Attributes:
+        name: names the run and its folder.
+        model: a preset, a shape, or `file.py:function` that returns an `nn.Module`.
+        batch: samples in one step, over all cards.
+        gradient_accumulation: micro-batches that one step is cut into on each card; also what fills a pipeline.
+        steps: optimizer steps in all.
+        seed: every random number follows from it.
+        precision: of weights and arithmetic.
+        rendezvous: `host:port` where ranks meet; empty meets through a file in the run's folder.
+        threads: CPU threads of one rank; 0 shares the cores evenly.
+    """
+
+    __pydantic_config__: ClassVar = _FORBID
+
+    name: str = "run"
+    model: str | DecoderShape = "tiny"
+    data: DataSpec = field(default_factory=DataSpec)
+    batch: int = 16
+    gradient_accumulation: int = 1
+    steps: int = 100
+    seed: int = 0
+    precision: Literal["float32", "bfloat16"] = "float32"
+    parallelism: Parallelism = field(default_factory=Parallelism)
+    optimizer: OptimizerSpec = field(default_factory=OptimizerSpec)
+    checkpoint: CheckpointSpec = field(default_factory=CheckpointSpec)
+    evaluate: EvaluateSpec = field(default_factory=EvaluateSpec)
+    recovery: RecoverySpec = field(default_factory=RecoverySpec)
+    drill: DrillSpec = field(default_factory=DrillSpec)
+    sample: SampleSpec = field(default_factory=SampleSpec)
+    rendezvous: str = ""
+    threads: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.name or len(self.name) > 64 or not all(c.isalnum() or c in "-_." for c in self.name) or self.name[0] == ".":
+            raise SpecError(
+                f"`name` is {self.name!r}", hint="use 1 to 64 letters, digits, `-`, `_` and `.`, not starting with a dot."
+            )
+        _within(
+            "", self,
+            batch=(1, 10**7), gradient_accumulation=(1, 10**6), steps=(1, 10**9), seed=(0, 2**32 - 1), threads=(0, 1024),
+        )  # fmt: skip
+        if isinstance(self.model, str) and not self.module and self.model not in PRESETS:
+            from_presets = ", ".join(PRESETS)
+            raise SpecError(
+                f"`model` is {self.model!r}, neither a preset nor file.py:function",
+                hint=f"presets: {from_presets}. Or give a shape: `model: {{layers: 4, width: 128, heads: 4}}`.",
+            )
+        if self.rendezvous:
+            host, _, port = self.rendezvous.rpartition(":")
+            if not host or not port.isdigit() or not 1 <= int(port) <= 65_535:
+                raise SpecError(f"`rendezvous` is {self.rendezvous!r}", hint="write `host:port`, or leave it out.")
+        if self.module and not self.data.dataset and self.data.tokenizer == "":
+            raise SpecError("`data.tokenizer` is empty", hint="write `bytes` or `bpe:N`.")
+
+    @property
+    def module(self) -> str:
+        """`file.py:function` of the user's own model, or empty."""
+        if isinstance(self.model, str) and ":" in self.model and PurePath(self.model.rpartition(":")[0]).suffix == ".py":
+            return self.model
+        return ""
+
+    @property
+    def shape(self) -> DecoderShape | None:
+        """The decoder's shape, unless the model is the user's own."""
+        if isinstance(self.model, DecoderShape):
+            return self.model
+        return None if self.module else PRESETS[self.model]
+
+    @property
+    def micro_batch_of(self) -> int:
+        """Samples in one micro-batch over the whole data axis."""
+        return self.batch // self.gradient_accumulation

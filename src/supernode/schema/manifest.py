@@ -1,0 +1,35 @@
+"""What a checkpoint holds, so that it can be trusted before it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """Written last; a folder without it is not a checkpoint.
+
+    Attributes:
+        step: optimizer steps done.
+        samples: samples drawn from the training data so far; the data position.
+        seed: of the job; every generator is a function of seed, step and place in the mesh.
+        model: fingerprint of the parameters' names and logical shapes.
+        data: fingerprint of the training data and how it is cut into samples.
+        layout: layout that wrote it, for people.
+        optimizer: kind of the optimizer whose state is inside.
+        files: bytes and XXH3-128 digest of every other file in the folder.
+        version: of this format.
+    """
+
+    step: int
+    samples: int
+    seed: int
+    model: str
+    data: str
+    layout: str
+    optimizer: str
+    files: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+    version: int = VERSION

@@ -1,0 +1,151 @@
+"""Who computes what, and what it should take: the planner's answer as a value that runs, is printed and is kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from supernode.schema.job import JobSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """The degrees that a run really has; `data` is a number here.
+
+    A rank is (pipeline, data, tensor), row-major, tensor fastest: neighbours in rank share the most traffic.
+    """
+
+    tensor: int = 1
+    pipeline: int = 1
+    data: int = 1
+    sharding: str = "replicas"
+    schedule: str = "1f1b"
+    interleave: int = 1
+
+    @property
+    def ranks(self) -> int:
+        """Processes in all."""
+        return self.tensor * self.pipeline * self.data
+
+    def rank(self, *, pipeline: int, data: int, tensor: int) -> int:
+        """Return the rank at a place of the mesh."""
+        return (pipeline * self.data + data) * self.tensor + tensor
+
+    def place(self, rank: int) -> tuple[int, int, int]:
+        """Return (pipeline, data, tensor) of a rank."""
+        outer, tensor = divmod(rank, self.tensor)
+        pipeline, data = divmod(outer, self.data)
+        return pipeline, data, tensor
+
+    def __str__(self) -> str:
+        parts = [f"tensor {self.tensor}", f"pipeline {self.pipeline}", f"data {self.data}"]
+        if self.interleave > 1:
+            parts.append(f"interleave {self.interleave}")
+        if self.data > 1:
+            parts.append(self.sharding)
+        return " × ".join(parts[:3]) + "".join(f", {extra}" for extra in parts[3:])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """Consecutive layers of the model.
+
+    Attributes:
+        index: place in the pipeline, 0 first.
+        rank: pipeline coordinate that holds it.
+        first: first block.
+        last: one past the last block.
+        embeds: it holds the embedding at the front.
+        heads: it holds the final norm and the head.
+    """
+
+    index: int
+    rank: int
+    first: int
+    last: int
+    embeds: bool
+    heads: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryUse:
+    """Bytes on the fullest card, by part; estimated."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+    workspace: int
+
+    @property
+    def total(self) -> int:
+        """Bytes in all."""
+        return self.weights + self.gradients + self.optimizer + self.activations + self.workspace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """Seconds of one step by part, each the part that nothing hides; predicted.
+
+    Attributes:
+        compute: matrix products and memory-bound operations on the busiest stage.
+        tensor: waiting for the tensor axis.
+        pipeline: bubble and transfers between stages.
+        data: gradient synchronisation that backward does not hide.
+        optimizer: clipping and the update.
+        overhead: launches, Python and bookkeeping.
+    """
+
+    compute: float
+    tensor: float
+    pipeline: float
+    data: float
+    optimizer: float
+    overhead: float
+
+    @property
+    def total(self) -> float:
+        """Seconds in all."""
+        return self.compute + self.tensor + self.pipeline + self.data + self.optimizer + self.overhead
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A job laid out on cards.
+
+    Attributes:
+        machine: name of the machine it was made for.
+        cards: card of each rank.
+        micro_batch: samples in one micro-batch on one rank.
+        micro_batches: micro-batches in one step on each rank.
+        stages: the cut, one entry per stage; one per rank and `interleave`.
+        parameters: of the whole model, shared ones once; 0 if the model is the user's own and not yet built.
+        vocabulary: token kinds that the model is built for; 0 for the user's own.
+        memory: estimate for the fullest card; None where the model is the user's own.
+        step: predicted time of one step; None likewise.
+        flops: floating-point operations of one step over all cards (6 × parameters × tokens, attention added).
+        notes: what the planner wants the reader to know.
+    """
+
+    job: JobSpec
+    layout: Layout
+    machine: str
+    cards: tuple[int, ...]
+    micro_batch: int
+    micro_batches: int
+    stages: tuple[Stage, ...]
+    parameters: int = 0
+    vocabulary: int = 0
+    memory: MemoryUse | None = None
+    step: StepTime | None = None
+    flops: float = 0.0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def ranks(self) -> int:
+        """Processes in all."""
+        return self.layout.ranks
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens that one step trains on (samples, for the user's own data set)."""
+        return self.job.batch * (1 if self.job.data.dataset else self.job.data.sequence)

@@ -1,0 +1,94 @@
+"""What came of a run: predicted beside measured, and everything that happened on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from supernode.schema.plan import Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incident:
+    """One line of the run's diary. `time`: seconds since the run was accepted."""
+
+    time: float
+    what: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunState:
+    """A fold over a run's events: what `status` shows and the controller decides from.
+
+    Attributes:
+        outcome: `running`, or as in `Ended`; `lost` where the controller died.
+        incarnation: times that the ranks were launched.
+        restarts: launches since the last new checkpoint.
+        step: steps done and not lost.
+        losses: training loss by step; a step done twice keeps the last value.
+        repeats: steps done again after a failure, and whether each gave the same loss.
+        started: Unix time at which the run was accepted.
+        updated: Unix time of the newest event.
+    """
+
+    plan: Plan
+    outcome: str = "running"
+    message: str = ""
+    hint: str = ""
+    kind: str = ""
+    incarnation: int = 0
+    restarts: int = 0
+    ready: int = 0
+    step: int = 0
+    checkpoint: str = ""
+    checkpoint_step: int = 0
+    losses: Mapping[int, float] = field(default_factory=dict)
+    held_out: Mapping[int, float] = field(default_factory=dict)
+    step_seconds: Mapping[int, float] = field(default_factory=dict)
+    parts: Mapping[str, float] = field(default_factory=dict)
+    rate: float = 0.0
+    norm: float = 0.0
+    repeats: tuple[tuple[int, bool], ...] = ()
+    failures: int = 0
+    stopping: bool = False
+    drilled: bool = False
+    save_seconds: float = 0.0
+    saves: int = 0
+    notes: Mapping[str, Any] = field(default_factory=dict)
+    incidents: tuple[Incident, ...] = ()
+    started: float = 0.0
+    updated: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """A run, summed up.
+
+    Attributes:
+        predicted: seconds of a step by part, as planned.
+        measured: median seconds of a step, and the mean by part.
+        wall: seconds by what they went to: steps, repeated steps, starting, saving, evaluating, other.
+        tokens_per_second: over the steps alone.
+    """
+
+    name: str
+    outcome: str
+    machine: str
+    layout: str
+    steps: int
+    loss: float | None
+    held_out_loss: float | None
+    bigram_loss: float | None
+    predicted: Mapping[str, float]
+    measured: Mapping[str, float]
+    wall: Mapping[str, float]
+    tokens_per_second: float | None
+    failures: int
+    repeats: int
+    repeats_identical: int
+    losses: Mapping[int, float]
+    held_out: Mapping[int, float]
+    incidents: tuple[Incident, ...]
+    sample: str = ""

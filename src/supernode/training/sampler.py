@@ -26,7 +26,7 @@ class Sampler:
         DataError: there is no sample, or not one whole batch with `drop_last`.
     """
 
-    def __init__(self, *, length: int, batch: int, seed: int, drop_last: bool) -> None:
+    def __init__(self, length: int, batch: int, seed: int, drop_last: bool) -> None:
         if length < 1:
             raise DataError("the training data holds no sample", hint="give more data, or lower `data.sequence`.")
         if drop_last and length < batch:

@@ -1,0 +1,124 @@
+"""How many cards does each axis get? Checks the degrees that a job asks for and fills in what it leaves open."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from supernode.errors import SpecError
+from supernode.schema.job import JobSpec
+from supernode.schema.model import DecoderShape
+from supernode.schema.plan import Layout
+
+
+def resolve_layout(job: JobSpec, cards: int) -> Layout:
+    """Return the layout that `job` has on `cards` cards.
+
+    With `parallelism.data` 0, the data axis takes as many of the cards that are left over as the batch divides by;
+    after a failure the same job then goes on with fewer.
+
+    Raises:
+        SpecError: the layout needs more cards than there are, or the model or the batch cannot be cut so.
+    """
+    want = job.parallelism
+    one_copy = want.tensor * want.pipeline
+    _check_cards(job, one_copy=one_copy, cards=cards)
+    _check_model(job)
+    _check_accumulation(job)
+    return Layout(
+        tensor=want.tensor,
+        pipeline=want.pipeline,
+        data=want.data or _largest_data(job, cards // one_copy),
+        sharding=want.sharding,
+        schedule=want.schedule,
+        interleave=want.interleave,
+    )
+
+
+def _check_cards(job: JobSpec, *, one_copy: int, cards: int) -> None:
+    want = job.parallelism
+    needed = one_copy * max(want.data, 1)
+    if needed <= cards:
+        return
+    degrees = f"tensor {want.tensor} × pipeline {want.pipeline} × data {want.data or '1 or more'}"
+    if one_copy <= cards:
+        hint = f"set `parallelism.data` to {cards // one_copy}, or to 0 for what is left over."
+    else:
+        tensor = _nearest(want.tensor, (n for n in range(1, cards + 1) if _tensor_fits(job.shape, n)))
+        hint = f"set `parallelism.tensor` to {tensor} and `parallelism.pipeline` to at most {cards // tensor}."
+    raise SpecError(f"{job.name} wants {needed} cards ({degrees}), and {cards} are up", hint=hint)
+
+
+def _check_model(job: JobSpec) -> None:
+    want, shape = job.parallelism, job.shape
+    if shape is None:
+        if want.tensor > 1:
+            raise SpecError(
+                f"`parallelism.tensor` is {want.tensor}, and {job.model} is your own module, which cannot be cut so",
+                hint="set `parallelism.tensor` to 1; `data`, `fsdp` and `pipeline` work with any module.",
+            )
+        return
+    if not _tensor_fits(shape, want.tensor):
+        fits = _nearest(want.tensor, (n for n in range(1, want.tensor + shape.heads) if _tensor_fits(shape, n)))
+        raise SpecError(
+            f"`parallelism.tensor` is {want.tensor}, and the model has {shape.heads} heads, {shape.key_heads} key "
+            f"heads and an inner size of {shape.inner}",
+            hint=f"set `parallelism.tensor` to {fits}, a divisor of both numbers of heads.",
+        )
+    stages = want.pipeline * want.interleave
+    if shape.layers < stages:
+        raise SpecError(
+            f"the model has {shape.layers} layers for {stages} stages "
+            f"(pipeline {want.pipeline} × interleave {want.interleave})",
+            hint=f"set `parallelism.pipeline` to {max(1, shape.layers // want.interleave)} or fewer; "
+            "every stage keeps a layer or more.",
+        )
+
+
+def _tensor_fits(shape: DecoderShape | None, tensor: int) -> bool:
+    if shape is None:
+        return tensor == 1
+    return shape.heads % tensor == 0 and shape.key_heads % tensor == 0 and shape.inner >= tensor
+
+
+def _check_accumulation(job: JobSpec) -> None:
+    want, micro_batches = job.parallelism, job.gradient_accumulation
+    data = max(want.data, 1)
+    if job.batch % (micro_batches * data):
+        fits = _nearest(micro_batches, (n for n in _divisors(job.batch) if job.batch % (n * data) == 0))
+        other = f"`gradient_accumulation` to {fits}, or " if fits else ""
+        unit = micro_batches * data
+        raise SpecError(
+            f"`batch` {job.batch} does not divide by gradient_accumulation {micro_batches} × data {data} = {unit}",
+            hint=f"set {other}`batch` to {max(1, round(job.batch / unit)) * unit}.",
+        )
+    # torch.distributed.pipelining.ScheduleInterleaved1F1B deals micro-batches out in rounds of one per rank.
+    if want.schedule == "interleaved" and micro_batches % want.pipeline:
+        rounds = max(1, round(micro_batches / want.pipeline))
+        raise SpecError(
+            f"`gradient_accumulation` is {micro_batches}, no multiple of `parallelism.pipeline` {want.pipeline}, "
+            "as the interleaved schedule needs",
+            hint=f"set `gradient_accumulation` to {rounds * want.pipeline}.",
+        )
+    # torch.distributed.pipelining.Schedule1F1B refuses fewer; under gpipe most of the pipeline would stand idle.
+    if micro_batches < want.pipeline:
+        fits = next((n for n in _divisors(job.batch) if n >= want.pipeline and job.batch % (n * data) == 0), 0)
+        choice = f"`gradient_accumulation` to {fits}" if fits else f"`batch` to {want.pipeline * data} or a multiple"
+        raise SpecError(
+            f"`gradient_accumulation` is {micro_batches}, fewer than the {want.pipeline} pipeline stages that it fills",
+            hint=f"set {choice}, or `parallelism.pipeline` to {micro_batches} or fewer.",
+        )
+
+
+def _largest_data(job: JobSpec, most: int) -> int:
+    """Return the largest number of copies, up to `most`, among which a micro-batch divides."""
+    return max(n for n in _divisors(job.micro_batch_of) if n <= most)
+
+
+def _divisors(number: int) -> list[int]:
+    low = [n for n in range(1, int(number**0.5) + 1) if number % n == 0]
+    return sorted({*low, *(number // n for n in low)})
+
+
+def _nearest(wanted: int, candidates: Iterable[int]) -> int:
+    """Return the candidate closest to `wanted`, the smaller of two; 0 if there is none."""
+    return min(candidates, key=lambda n: (abs(n - wanted), n), default=0)

@@ -1,0 +1,202 @@
+"""How will this job run on this machine? Puts layout, cut, memory and time together, and tells people of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from supernode.errors import CapacityError, SpecError
+from supernode.hardware.machine import Machine
+from supernode.planning.cost import flops_per_step, step_time
+from supernode.planning.cut import cut_stages
+from supernode.planning.layout import resolve_layout
+from supernode.planning.memory import memory_use
+from supernode.planning.work import block_forward_flops, head_forward_flops, with_vocabulary
+from supernode.schema.job import JobSpec
+from supernode.schema.plan import Layout, MemoryUse, Plan, Stage
+from supernode.units import show, show_bytes, show_seconds
+
+BYTE_TOKENS = 256
+# Above this share of a card's memory, what the estimate leaves out (driver, fragments) may no longer fit.
+NEARLY_FULL = 0.9
+
+
+def make_plan(job: JobSpec, machine: Machine, cards: tuple[int, ...] | None = None, *, vocabulary: int = 0) -> Plan:
+    """Return the plan of `job` on the first of `cards` that it can use.
+
+    Args:
+        cards: cards at hand, in rank order; None for all of the machine's.
+        vocabulary: token kinds that the tokenizer has; 0 for what the job's `data.tokenizer` says.
+
+    Raises:
+        SpecError: the job cannot be laid out on so many cards.
+        CapacityError: a card's memory would not hold its part.
+    """
+    at_hand = _check_cards(machine, cards)
+    plan = _draft(job, machine, at_hand, vocabulary)
+    memory = memory_use(plan)
+    notes = list(_notes(plan, machine, at_hand, memory))
+    if memory is not None and memory.total > machine.card.memory and machine.card.kind != "cpu":
+        raise CapacityError(
+            f"the fullest card would hold {show_bytes(memory.total)} ({_memory_parts(memory)}), "
+            f"and {machine.card.name} has {show_bytes(machine.card.memory)}",
+            hint=_remedy(job, machine, at_hand, vocabulary),
+        )
+    return replace(plan, memory=memory, step=step_time(plan, machine), notes=tuple(notes))
+
+
+def explain(plan: Plan) -> list[tuple[str, str]]:
+    """Return the plan as rows for people: what, and how much."""
+    rows = [
+        ("machine", plan.machine),
+        ("layout", str(plan.layout)),
+        ("cards", f"{len(plan.cards)} ({_ranges(plan.cards)})"),
+        ("batch", f"{plan.job.batch} samples = {plan.layout.data} × {plan.micro_batches} × {plan.micro_batch}"
+                  " (data × micro-batches × samples)"),
+    ]  # fmt: skip
+    if plan.layout.pipeline > 1:
+        rows.append(("schedule", plan.layout.schedule))
+    if plan.parameters:
+        rows += [("stages", _stages(plan.stages)), ("parameters", f"{plan.parameters:,}")]
+    if plan.memory is not None:
+        rows.append(("memory of the fullest card", f"{show_bytes(plan.memory.total)}: {_memory_parts(plan.memory)}"))
+    if plan.step is not None:
+        step = plan.step
+        names = ("compute", "tensor", "pipeline", "data", "optimizer", "overhead")
+        parts = [f"{name} {show_seconds(getattr(step, name))}" for name in names if getattr(step, name)]
+        rows += [
+            ("step, predicted", f"{show_seconds(step.total)}: {', '.join(parts)}"),
+            ("throughput, predicted", f"{show(plan.tokens_per_step / step.total, 'token/s')}"),
+            ("arithmetic, predicted", f"{show(plan.flops / step.total / plan.ranks, 'FLOP/s')} per card"),
+        ]
+    return rows + [("note", note) for note in plan.notes]
+
+
+def _check_cards(machine: Machine, cards: tuple[int, ...] | None) -> tuple[int, ...]:
+    if cards is None:
+        return tuple(range(machine.card_count))
+    strange = [card for card in cards if not 0 <= card < machine.card_count]
+    if strange or len(set(cards)) < len(cards) or not cards:
+        raise SpecError(
+            f"cards {_ranges(cards) or '(none)'} of a machine of {machine.card_count}",
+            hint=f"name each card once, from 0 to {machine.card_count - 1}.",
+        )
+    return cards
+
+
+def _draft(job: JobSpec, machine: Machine, cards: tuple[int, ...], vocabulary: int) -> Plan:
+    """Return the plan without its predictions."""
+    layout = resolve_layout(job, len(cards))
+    shape = with_vocabulary(job, vocabulary or _token_kinds(job))
+    if shape is not None and shape.vocabulary < vocabulary:
+        raise SpecError(
+            f"`model.vocabulary` is {shape.vocabulary}, and the tokenizer has {vocabulary} tokens",
+            hint=f"set `model.vocabulary` to {vocabulary} or more, or to 0.",
+        )
+    sequence = job.data.sequence
+    draft = Plan(
+        job=job,
+        layout=layout,
+        machine=machine.name,
+        cards=cards[: layout.ranks],
+        micro_batch=job.micro_batch_of // layout.data,
+        micro_batches=job.gradient_accumulation,
+        stages=_placeholders(layout),
+    )
+    if shape is None:
+        return draft
+    return replace(
+        draft,
+        stages=cut_stages(
+            [block_forward_flops(shape, sequence)] * shape.layers,
+            pipeline=layout.pipeline,
+            interleave=layout.interleave,
+            head=head_forward_flops(shape),
+        ),
+        parameters=shape.parameters,
+        vocabulary=shape.vocabulary,
+        flops=flops_per_step(shape, job.batch * sequence, sequence),
+    )
+
+
+def _token_kinds(job: JobSpec) -> int:
+    tokenizer = job.data.tokenizer
+    return int(tokenizer.removeprefix("bpe:")) if tokenizer.startswith("bpe:") else BYTE_TOKENS
+
+
+def _placeholders(layout: Layout) -> tuple[Stage, ...]:
+    count = layout.pipeline * layout.interleave
+    return tuple(
+        Stage(index=s, rank=s % layout.pipeline, first=0, last=0, embeds=s == 0, heads=s == count - 1)
+        for s in range(count)
+    )
+
+
+def _notes(plan: Plan, machine: Machine, at_hand: tuple[int, ...], memory: MemoryUse | None) -> Iterator[str]:
+    idle = len(at_hand) - plan.ranks
+    if idle:
+        yield f"{idle} of {len(at_hand)} cards stay idle: a micro-batch of {plan.job.micro_batch_of} samples is cut " \
+              f"{plan.layout.data} ways on cards that come in groups of {plan.ranks // plan.layout.data}."  # fmt: skip
+    if memory is None:
+        yield "the model is your own: its stages are cut, and its memory and time known, once it is built."
+        return
+    if plan.job.precision not in machine.card.flops:
+        yield f"nothing is known of {machine.card.name} in {plan.job.precision}; its slowest precision is taken."
+    if memory.total > NEARLY_FULL * machine.card.memory:
+        yield f"the fullest card needs about {show_bytes(memory.total)} of {show_bytes(machine.card.memory)}; " \
+              "the driver and fragments come on top."  # fmt: skip
+
+
+def _remedy(job: JobSpec, machine: Machine, cards: tuple[int, ...], vocabulary: int) -> str:
+    """Return the first change of one key, cheapest in speed first, with which the job fits."""
+    for words, changed in _changes(job):
+        try:
+            memory = memory_use(_draft(changed, machine, cards, vocabulary))
+        except SpecError:
+            continue
+        if memory is not None and memory.total <= machine.card.memory:
+            return f"set {words}; the fullest card then holds {show_bytes(memory.total)}."
+    return "set `precision` to bfloat16 and `parallelism.sharding` to fsdp, take more cards, or a smaller model."
+
+
+def _changes(job: JobSpec) -> Iterator[tuple[str, JobSpec]]:
+    want = job.parallelism
+    steps = [job.gradient_accumulation * 2**n for n in range(1, 16)]
+    accumulating = [(f"`gradient_accumulation` to {n}", replace(job, gradient_accumulation=n)) for n in steps]
+    yield from accumulating
+    if want.sharding == "replicas":
+        fsdp = replace(job, parallelism=replace(want, sharding="fsdp"))
+        yield "`parallelism.sharding` to fsdp", fsdp
+        for (words, _), n in zip(accumulating, steps, strict=True):
+            yield f"`parallelism.sharding` to fsdp and {words}", replace(fsdp, gradient_accumulation=n)
+    for n in (2, 4, 8, 16, 32, 64):
+        for key in ("tensor", "pipeline"):
+            if n > getattr(want, key):
+                cut = replace(want, data=0, tensor=n) if key == "tensor" else replace(want, data=0, pipeline=n)
+                yield f"`parallelism.{key}` to {n} and `parallelism.data` to 0", replace(job, parallelism=cut)
+
+
+def _memory_parts(memory: MemoryUse) -> str:
+    names = ("weights", "gradients", "optimizer", "activations", "workspace")
+    return ", ".join(f"{name} {show_bytes(getattr(memory, name))}" for name in names if getattr(memory, name))
+
+
+def _stages(stages: tuple[Stage, ...]) -> str:
+    """Return the cut in a line, such as `embedding + layers 0–3 | layers 4–6 + head`."""
+    cut = []
+    for stage in stages:
+        last = stage.last - 1
+        blocks = f"layers {stage.first}–{last}" if last > stage.first else f"layer {stage.first}"
+        cut.append("embedding + " * stage.embeds + blocks + " + head" * stage.heads)
+    return " | ".join(cut)
+
+
+def _ranges(cards: tuple[int, ...]) -> str:
+    """Return card numbers in a line, runs drawn together: `0–3, 6`."""
+    runs: list[list[int]] = []
+    for card in cards:
+        if runs and card == runs[-1][1] + 1:
+            runs[-1][1] = card
+        else:
+            runs.append([card, card])
+    return ", ".join(f"{first}–{last}" if last > first else f"{first}" for first, last in runs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from supernode.errors import SpecError
 from supernode.schema.job import JobSpec
@@ -122,3 +123,32 @@ def _divisors(number: int) -> list[int]:
 def _nearest(wanted: int, candidates: Iterable[int]) -> int:
     """Return the candidate closest to `wanted`, the smaller of two; 0 if there is none."""
     return min(candidates, key=lambda n: (abs(n - wanted), n), default=0)
+
+
+def fit_layout(job: JobSpec, cards: int) -> JobSpec:
+    """Return the job with degrees that `cards` cards can hold, as near to its own as can be.
+
+    The data axis shrinks first, then the pipeline, then the tensor axis; the batch stays, so the curve goes on.
+
+    Raises:
+        SpecError: no degrees fit, or `cards` is not positive.
+    """
+    if cards < 1:
+        raise SpecError(f"`cards` is {cards}", hint="choose 1 or more.")
+    want = job.parallelism
+    tensors = [n for n in range(want.tensor, 0, -1) if want.tensor % n == 0 and n <= cards]
+    choices = [(t, p) for t in tensors for p in range(min(want.pipeline, cards // t), 0, -1)]
+    choices.sort(key=lambda pair: (pair[0] * pair[1], pair[0]), reverse=True)
+    for tensor, pipeline in choices:
+        interleaves = pipeline > 1 and want.schedule == "interleaved"
+        degrees = replace(
+            want, tensor=tensor, pipeline=pipeline, data=0, interleave=want.interleave if interleaves else 1,
+            schedule=want.schedule if interleaves or want.schedule != "interleaved" else "1f1b",
+        )  # fmt: skip
+        candidate = replace(job, parallelism=degrees)
+        try:
+            resolve_layout(candidate, cards)
+        except SpecError:
+            continue
+        return candidate
+    raise SpecError(f"{job.name} cannot be laid out on {cards} cards", hint="try another number of cards.")

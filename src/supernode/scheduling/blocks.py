@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +16,8 @@ Flags = npt.NDArray[np.bool_]
 
 MOST_SNAKES = 48
 """Part-filled boxes that are tried for one size; whole ones all are."""
-MOST_KEPT = 2048
-"""Sizes whose shapes are remembered."""
+MOST_KEPT = 4096
+"""Shapes that are remembered, and cards of a shape up to which its places are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,35 +42,48 @@ class Block:
         return math.prod(self.sizes) == self.cards
 
     def offsets(self) -> Ints:
-        """Return (cards, D) the places from the box's corner, neighbours one after the other.
+        """Return (cards, D) the places from the box's corner, neighbours one after the other."""
+        return _kept_snake(self.sizes, self.cards) if self.cards <= MOST_KEPT else _snake(self.sizes, self.cards)
 
-        The snake's slabs lie across the longest side, and its rows across the next: what is left over is smallest.
-        """
-        order = sorted(range(len(self.sizes)), key=lambda dim: -self.sizes[dim])
-        offsets = np.empty((self.cards, len(self.sizes)), dtype=np.int64)
-        rest, turns = np.arange(self.cards), np.zeros(self.cards, dtype=np.int64)
-        for index, dim in enumerate(order):
-            size = self.sizes[dim]
-            layer = math.prod(self.sizes[inner] for inner in order[index + 1 :])
-            step, rest = np.divmod(rest, layer)
-            offsets[:, dim] = np.where(turns % 2, size - 1 - step, step)
-            turns = turns * size + step
-        return offsets
-
-    def boxes(self) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    def boxes(self) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:
         """Return (corner, sizes) of the few boxes that the cards fill: slabs, rows and the rest of a row."""
-        if self.is_whole:
-            return [((0,) * len(self.sizes), self.sizes)]
-        offsets, start, boxes = self.offsets(), 0, []
-        sides = sorted(self.sizes, reverse=True)
-        for index in range(len(sides)):
-            layer = math.prod(sides[index + 1 :])
-            end = start + (self.cards - start) // layer * layer
-            if end > start:
-                low, high = offsets[start:end].min(axis=0), offsets[start:end].max(axis=0)
-                boxes.append((tuple(low.tolist()), tuple((high - low + 1).tolist())))
-            start = end
-        return boxes
+        return _boxes(self.sizes, self.cards)
+
+
+def _snake(sizes: tuple[int, ...], cards: int) -> Ints:
+    """Return (cards, D) the first places along a snake through a box.
+
+    Its slabs lie across the longest side, and its rows across the next: what is left over is smallest.
+    """
+    order = sorted(range(len(sizes)), key=lambda dim: -sizes[dim])
+    offsets = np.empty((cards, len(sizes)), dtype=np.int64)
+    rest, turns = np.arange(cards), np.zeros(cards, dtype=np.int64)
+    for index, dim in enumerate(order):
+        layer = math.prod(sizes[inner] for inner in order[index + 1 :])
+        step, rest = np.divmod(rest, layer)
+        offsets[:, dim] = np.where(turns % 2, sizes[dim] - 1 - step, step)
+        turns = turns * sizes[dim] + step
+    offsets.setflags(write=False)
+    return offsets
+
+
+_kept_snake = lru_cache(maxsize=MOST_KEPT // 8)(_snake)
+
+
+@lru_cache(maxsize=MOST_KEPT)
+def _boxes(sizes: tuple[int, ...], cards: int) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:
+    if math.prod(sizes) == cards:
+        return (((0,) * len(sizes), sizes),)
+    offsets, start, boxes = _snake(sizes, cards), 0, []
+    sides = sorted(sizes, reverse=True)
+    for index in range(len(sides)):
+        layer = math.prod(sides[index + 1 :])
+        end = start + (cards - start) // layer * layer
+        if end > start:
+            low, high = offsets[start:end].min(axis=0), offsets[start:end].max(axis=0)
+            boxes.append((tuple(low.tolist()), tuple((high - low + 1).tolist())))
+        start = end
+    return tuple(boxes)
 
 
 class BoxSums:

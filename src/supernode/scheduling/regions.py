@@ -36,17 +36,19 @@ def largest_region(free: Flags, peers: Ints) -> int:
 
 def diameter_within(cards: Ints, peers: Ints) -> int:
     """Return the most hops between two cards of a connected set along links inside it."""
-    place = {card: index for index, card in enumerate(cards.tolist())}
-    near = [[place[peer] for peer in row if peer in place] for row in peers[cards].tolist()]
-    everyone, hops = (1 << len(near)) - 1, 0
-    reached = [1 << index for index in range(len(near))]
-    while any(mask != everyone for mask in reached):
-        wider = []
-        for mask, row in zip(reached, near, strict=True):
-            for other in row:
-                mask |= reached[other]
-            wider.append(mask)
-        assert wider != reached, "the set is not connected"
+    count = len(cards)
+    index = np.full(int(peers.max(initial=0)) + 2, count, dtype=np.int64)
+    index[cards] = np.arange(count)
+    near = index[peers[cards]]  # a port without a peer, -1, reads the last entry: nobody
+    # One row of bits for each card: whom it has reached. The row behind the last is nobody's.
+    reached = np.zeros((count + 1, -(-count // 64)), dtype=np.uint64)
+    reached[np.arange(count), np.arange(count) // 64] = np.uint64(1) << (np.arange(count) % 64).astype(np.uint64)
+    everyone, hops = np.bitwise_or.reduce(reached, axis=0), 0
+    while not bool((reached[:-1] == everyone).all()):
+        wider = reached.copy()
+        for port in near.T:
+            wider[:-1] |= reached[port]
+        assert not np.array_equal(wider, reached), "the set is not connected"
         reached, hops = wider, hops + 1
     return hops
 

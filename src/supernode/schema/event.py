@@ -6,10 +6,9 @@ A run's state is a fold over its events, so an event holds everything that a con
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
-from supernode.errors import RunError
 from supernode.schema.plan import Plan
 
 
@@ -19,13 +18,11 @@ class Started:
 
     Attributes:
         plan: what is to run now.
-        checkpoint: name of the checkpoint to go on from; empty from the start.
-        step: step that the checkpoint holds.
+        checkpoints: (step, name) of the checkpoints on disk, oldest first; the newest whole one is gone on from.
     """
 
     plan: Plan
-    checkpoint: str = ""
-    step: int = 0
+    checkpoints: tuple[tuple[int, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +155,6 @@ class Launch:
     incarnation: int
     plan: Plan
     checkpoint: str
-    drill: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,24 +192,3 @@ KINDS: dict[str, type[Any]] = {
     )
 }  # fmt: skip
 """Every event by the name that the journal keeps."""
-
-
-def from_record(kind: str, record: Mapping[str, Any]) -> Event:
-    """Return the event that a journal row or a rank's message holds; a `plan` in it must already be a `Plan`.
-
-    Raises:
-        RunError: the row is of a kind, or has a key, that this version does not know.
-    """
-    try:
-        event: Event = KINDS[kind](**record)
-    except (KeyError, TypeError) as error:
-        raise RunError(
-            f"the journal holds a {kind} event with keys {sorted(record)}, which this version cannot read",
-            hint="use the version of supernode that wrote the run.",
-        ) from error
-    return event
-
-
-def to_record(event: Event) -> tuple[str, dict[str, Any]]:
-    """Return the event's kind and its fields, nested values untouched."""
-    return type(event).__name__, {f.name: getattr(event, f.name) for f in fields(event)}

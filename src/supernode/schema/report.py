@@ -27,8 +27,11 @@ class RunState:
         incarnation: times that the ranks were launched.
         restarts: launches since the last new checkpoint.
         step: steps done and not lost.
+        checkpoints: (step, name) of the checkpoints thought whole, oldest first.
         losses: training loss by step; a step done twice keeps the last value.
         repeats: steps done again after a failure, and whether each gave the same loss.
+        spent_seconds: in steps, of which `repeat_seconds` in steps done again.
+        launch_seconds: from launches to the ranks being ready; `ready_seconds` is the newest launch's so far.
         started: Unix time at which the run was accepted.
         updated: Unix time of the newest event.
     """
@@ -42,8 +45,7 @@ class RunState:
     restarts: int = 0
     ready: int = 0
     step: int = 0
-    checkpoint: str = ""
-    checkpoint_step: int = 0
+    checkpoints: tuple[tuple[int, str], ...] = ()
     losses: Mapping[int, float] = field(default_factory=dict)
     held_out: Mapping[int, float] = field(default_factory=dict)
     step_seconds: Mapping[int, float] = field(default_factory=dict)
@@ -54,8 +56,13 @@ class RunState:
     failures: int = 0
     stopping: bool = False
     drilled: bool = False
-    save_seconds: float = 0.0
     saves: int = 0
+    spent_seconds: float = 0.0
+    repeat_seconds: float = 0.0
+    save_seconds: float = 0.0
+    evaluate_seconds: float = 0.0
+    launch_seconds: float = 0.0
+    ready_seconds: float = 0.0
     notes: Mapping[str, Any] = field(default_factory=dict)
     incidents: tuple[Incident, ...] = ()
     started: float = 0.0

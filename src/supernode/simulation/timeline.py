@@ -19,19 +19,21 @@ _WIDTH, _ROW, _LEFT, _TOP = 960, 28, 60, 8
 _LABEL_WIDTH = 14
 
 
-def nice_ticks(top: float, *, most: int = 6) -> list[float]:
-    """Return round numbers from 0 that span `top`, at most `most` of them up to it.
+def nice_ticks(top: float, *, bottom: float = 0.0, most: int = 6) -> list[float]:
+    """Return round numbers from `bottom` to `top`, at most `most` of them; `bottom` alone where nothing is between.
 
     >>> nice_ticks(0.93)
     [0.0, 0.2, 0.4, 0.6, 0.8]
     """
-    if not top > 0 or not math.isfinite(top):
-        return [0.0]
-    raw = top / max(1, most - 1)
+    span = top - bottom
+    if not span > 0 or not math.isfinite(span):
+        return [bottom]
+    raw = span / max(1, most - 1)
     unit = 10.0 ** math.floor(math.log10(raw))
     step = next((factor * unit for factor in (1, 2, 5) if factor * unit >= raw * (1 - 1e-9)), 10 * unit)
     digits = max(0, -math.floor(math.log10(step)))
-    return [round(index * step, digits) for index in range(int(top / step + 1e-9) + 1)]
+    first, last = math.ceil(bottom / step - 1e-9), math.floor(top / step + 1e-9)
+    return [round(index * step, digits) for index in range(first, last + 1)]
 
 
 def timeline_svg(spans: Iterable[Span]) -> str:

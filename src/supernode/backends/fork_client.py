@@ -1,0 +1,58 @@
+"""The controller's side of the fork server: its process and the line to it. Imports next to nothing, to start early."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from typing import Any
+
+from supernode.errors import MachineError
+
+END_SECONDS = 20.0
+"""How long processes may take to end once they are killed."""
+
+
+class ForkServer:
+    """The server's process and the line to it. Starting it early hides the import of torch behind other work."""
+
+    def __init__(self) -> None:
+        self.connection, theirs = socket.socketpair()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "supernode.backends.forkserver", str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            # Ctrl-C goes to the terminal's foreground processes; the ranks hear of it from the controller alone.
+            start_new_session=True,
+            env=os.environ | {"PYTHONUNBUFFERED": "1"},
+        )
+        theirs.close()
+        self.pending = b""
+
+    @property
+    def pid(self) -> int:
+        """The server's process number."""
+        return self._process.pid
+
+    def send(self, request: dict[str, Any], descriptors: tuple[int, ...] = ()) -> None:
+        """Send a request, with descriptors along it."""
+        line = json.dumps(request).encode() + b"\n"
+        try:
+            sent = socket.send_fds(self.connection, [line], descriptors) if descriptors else 0
+            self.connection.sendall(line[sent:])
+        except OSError as error:
+            raise MachineError(
+                f"the process that ranks are forked from is gone (exit code {self._process.poll()})",
+                hint="see its words above; start the run again with `supernode resume`.",
+            ) from error
+
+    def close(self) -> None:
+        """End the server and every rank."""
+        self.connection.close()
+        try:
+            self._process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()

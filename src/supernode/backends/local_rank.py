@@ -1,0 +1,25 @@
+"""The first lines of a forked rank: from the server's request to a life in `training.worker`."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any
+
+from supernode.schema.codec import from_json
+from supernode.schema.plan import Plan
+from supernode.training.worker import Assignment, Channel, live
+
+
+def run(request: dict[str, Any], rank: int, connection: socket.socket) -> int:
+    """Live the life of a rank; returns its exit code."""
+    assignment = Assignment(
+        rank=rank,
+        incarnation=request["incarnation"],
+        plan=from_json(Plan, request["plan"]),
+        folder=Path(request["folder"]),
+        meeting=Path(request["meeting"]),
+        checkpoint=request["checkpoint"],
+        threads=request["threads"],
+    )
+    return live(assignment, Channel(connection))

@@ -1,0 +1,137 @@
+"""Which checkpoints lie in a folder and which can be trusted; loads no torch, so a controller can ask.
+
+A checkpoint is a folder `step-00000050`. It is written under another name, its manifest last, and renamed once it is
+whole; so what bears the name is whole, and a manifest's digests tell whether it still is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+
+import xxhash
+
+from supernode.errors import CheckpointError
+from supernode.schema.manifest import VERSION, Manifest
+
+MANIFEST = "manifest.json"
+DRAFT = ".draft-"
+_PIECE = 2**22
+_MOST_MANIFEST_BYTES = 64 * 2**20
+
+
+def name_of(step: int) -> str:
+    """Return the folder name of a step's checkpoint."""
+    return f"step-{step:08d}"
+
+
+def step_of(name: str) -> int:
+    """Return the step that a folder name stands for, or -1 if it is no checkpoint's name."""
+    digits = name.removeprefix("step-")
+    return int(digits) if name.startswith("step-") and digits.isdigit() else -1
+
+
+def checkpoints(folder: Path) -> list[tuple[int, str]]:
+    """Return (step, name) of the checkpoints in a folder, oldest first."""
+    if not folder.is_dir():
+        return []
+    return sorted((step_of(entry.name), entry.name) for entry in folder.iterdir() if step_of(entry.name) >= 0)
+
+
+def digest(path: Path) -> str:
+    """Return the XXH3-128 digest of a file, in hex."""
+    hasher = xxhash.xxh3_128()
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE):
+            hasher.update(piece)
+    return hasher.hexdigest()
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write the manifest and see that it is on the disk."""
+    with (folder / MANIFEST).open("w") as file:
+        json.dump(asdict(manifest), file)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def commit(draft: Path, final: Path) -> None:
+    """Give a finished draft its name, durably."""
+    if final.exists():
+        shutil.rmtree(final)
+    os.replace(draft, final)
+    _sync_folder(final.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Return a checkpoint's manifest.
+
+    Raises:
+        CheckpointError: there is none, or it is not one.
+    """
+    path = folder / MANIFEST
+    hint = "resume from an older one with `--checkpoint`, or delete this folder."
+    if not folder.is_dir():
+        raise CheckpointError(f"there is no checkpoint {folder}", hint="list them with `supernode status RUN`.")
+    try:
+        if path.stat().st_size > _MOST_MANIFEST_BYTES:
+            raise CheckpointError(f"{path} is larger than a manifest can be", hint=hint)
+        record = json.loads(path.read_text())
+        record["files"] = {str(k): (int(size), str(text)) for k, (size, text) in record["files"].items()}
+        manifest = Manifest(**record)
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{folder} has no manifest, so it is not whole", hint=hint) from error
+    except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:
+        raise CheckpointError(f"{path} is no manifest: {error}", hint=hint) from error
+    if manifest.version != VERSION:
+        raise CheckpointError(
+            f"{path} is of version {manifest.version}, and this is version {VERSION}",
+            hint="use the version of supernode that wrote it.",
+        )
+    return manifest
+
+
+def verify(folder: Path) -> Manifest:
+    """Return the manifest of a checkpoint after comparing every byte with it.
+
+    Raises:
+        CheckpointError: a file is missing, too short or changed; the message names it.
+    """
+    manifest = read_manifest(folder)
+    hint = "resume from an older one with `--checkpoint`, or delete this folder."
+    for name, (size, expected) in manifest.files.items():
+        path = folder / name
+        if path.resolve().parent != folder.resolve() or not path.is_file():
+            raise CheckpointError(f"{folder} lacks its file {name}", hint=hint)
+        if path.stat().st_size != size:
+            raise CheckpointError(f"{path} has {path.stat().st_size} bytes, and was written with {size}", hint=hint)
+        if digest(path) != expected:
+            raise CheckpointError(f"{path} is not what was written: its digest differs", hint=hint)
+    return manifest
+
+
+def prune(folder: Path, *, keep: int) -> None:
+    """Delete all but the newest `keep` checkpoints."""
+    for _, name in checkpoints(folder)[:-keep]:
+        # Renamed first, so that a half-deleted checkpoint does not bear a checkpoint's name.
+        doomed = folder / f"{DRAFT}old-{name}"
+        os.replace(folder / name, doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
+
+
+def sweep(folder: Path) -> None:
+    """Delete what an interrupted save or prune left; nobody may be saving meanwhile."""
+    if folder.is_dir():
+        for entry in folder.glob(f"{DRAFT}*"):
+            shutil.rmtree(entry, ignore_errors=True)

@@ -1,0 +1,95 @@
+"""The drive loop: an event is journalled, the controller answers it with commands, the backend carries them out."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from supernode.backends.seam import Backend
+from supernode.checkpoint import store
+from supernode.errors import CheckpointError
+from supernode.scheduling.controller import Controller
+from supernode.schema.event import AskToStop, Command, Ended, Event, Finish, KillRank, KillRanks, Launch, Rejected
+from supernode.schema.report import RunState
+
+POLL_SECONDS = 0.2
+
+
+class Record(Protocol):
+    """Where events are kept."""
+
+    def append(self, event: Event, time: float) -> None:
+        """Add an event that happened at `time`."""
+
+
+Check = Callable[[str], None]
+Watch = Callable[[Event, RunState], None]
+
+
+def check_in(folder: Path) -> Check:
+    """Return a check that raises `CheckpointError` unless every byte of a checkpoint in `folder` is as written."""
+
+    def check(name: str) -> None:
+        store.verify(folder / name)
+
+    return check
+
+
+def drive(
+    first: Event, *, controller: Controller, backend: Backend, record: Record, check: Check | None = None,
+    watch: Watch | None = None, asked: Callable[[], Event | None] = lambda: None,
+) -> Ended:  # fmt: skip
+    """Run until the controller is done; returns how it ended.
+
+    Args:
+        first: what starts it.
+        check: raises `CheckpointError` if a checkpoint must not be loaded; None trusts all.
+        watch: told each event and the state after it.
+        asked: what a person asked for since the last call, such as `StopAsked`.
+    """
+    waiting: deque[Event] = deque([first])
+    while True:
+        if wish := asked():
+            waiting.append(wish)
+        if not waiting:
+            waiting.extend(backend.poll(POLL_SECONDS))
+            continue
+        event = waiting.popleft()
+        time = backend.now()
+        record.append(event, time)
+        commands = controller.handle(event, time)
+        assert controller.state is not None
+        if watch is not None:
+            watch(event, controller.state)
+        for command in commands:
+            answer = _carry_out(command, backend, check)
+            if isinstance(answer, Ended):
+                record.append(answer, backend.now())
+                controller.handle(answer, backend.now())
+                if watch is not None:
+                    watch(answer, controller.state)
+                return answer
+            if answer is not None:
+                waiting.appendleft(answer)
+
+
+def _carry_out(command: Command, backend: Backend, check: Check | None) -> Event | None:
+    """Carry a command out; returns the event that it leads to at once, if any."""
+    if isinstance(command, Launch):
+        if check is not None and command.checkpoint:
+            try:
+                check(command.checkpoint)
+            except CheckpointError as error:
+                return Rejected(checkpoint=command.checkpoint, reason=error.message)
+        backend.launch(command)
+    elif isinstance(command, KillRanks):
+        backend.kill_ranks(command)
+    elif isinstance(command, KillRank):
+        backend.kill_rank(command.rank)
+    elif isinstance(command, AskToStop):
+        backend.ask_to_stop()
+    elif isinstance(command, Finish):
+        return command.ended
+    return None

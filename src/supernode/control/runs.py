@@ -1,0 +1,161 @@
+"""Where a run lives: its folder, who holds it, and what can be read from it.
+
+`job.json` the job as it runs · `journal.db` what happened · `data/` tokens · `checkpoints/` · `logs/` one file a rank ·
+`report.html`, `report.json` at the end.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+from supernode.checkpoint import store
+from supernode.control.journal import read
+from supernode.errors import CheckpointError, MachineError, RunError
+from supernode.schema.codec import from_json, to_json
+from supernode.schema.job import JobSpec
+from supernode.schema.report import RunState
+from supernode.scheduling.state import fold
+
+JOURNAL = "journal.db"
+JOB = "job.json"
+
+
+class RunFolder:
+    """A run's folder, held by one controller at a time.
+
+    The lock is the kernel's, on the folder itself: it ends with the process that holds it, however that ends.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = -1
+
+    def hold(self) -> RunFolder:
+        """Take the folder for this process.
+
+        Raises:
+            RunError: another controller has it.
+        """
+        self._lock = os.open(self.path, os.O_RDONLY)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self.release()
+            raise RunError(
+                f"another controller is running in {self.path}",
+                hint="watch it with `supernode status`, or choose another `--folder`.",
+            ) from error
+        return self
+
+    def release(self) -> None:
+        """Let go of the folder."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    @property
+    def is_held(self) -> bool:
+        """A controller is at work in the folder."""
+        probe = os.open(self.path, os.O_RDONLY)
+        try:
+            fcntl.flock(probe, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        finally:
+            os.close(probe)
+        return False
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of checkpoints."""
+        return self.path / "checkpoints"
+
+    def job(self) -> JobSpec:
+        """Return the job as it was accepted."""
+        return from_json(JobSpec, (self.path / JOB).read_text())
+
+    def state(self) -> RunState:
+        """Return what the journal comes to.
+
+        Raises:
+            RunError: the run has not started, or the journal cannot be read.
+        """
+        state = fold(read(self.path / JOURNAL))
+        if state is None:
+            raise RunError(f"the run in {self.path} never started", hint="start it with `supernode run`.")
+        return state
+
+
+def create(folder: Path, job: JobSpec) -> RunFolder:
+    """Make a new run's folder and hold it.
+
+    Raises:
+        RunError: it holds a run already, or something else.
+        MachineError: it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise MachineError(f"cannot make {folder}: {error.strerror}", hint="choose another `--folder`.") from error
+    run = RunFolder(folder.resolve()).hold()
+    try:
+        if (folder / JOURNAL).exists():
+            raise RunError(
+                f"{folder} already holds a run", hint=f"`supernode resume {folder}` goes on, or choose another `--folder`."
+            )
+        if others := [entry.name for entry in folder.iterdir() if entry.name != JOB]:
+            raise RunError(
+                f"{folder} is not empty (it holds `{sorted(others)[0]}`)", hint="choose an empty or new `--folder`."
+            )
+        (folder / JOB).write_text(to_json(job))
+    except OSError as error:
+        run.release()
+        raise MachineError(f"cannot write in {folder}: {error.strerror}", hint="choose another `--folder`.") from error
+    except RunError:
+        run.release()
+        raise
+    return run
+
+
+def find(folder: Path) -> RunFolder:
+    """Return the run in a folder, or the only run below it by name.
+
+    Raises:
+        RunError: there is none.
+    """
+    for candidate in (folder, Path("runs") / folder):
+        if (candidate / JOURNAL).is_file() and (candidate / JOB).is_file():
+            return RunFolder(candidate.resolve())
+    known = sorted(entry.parent.name for entry in Path("runs").glob(f"*/{JOURNAL}"))
+    listed = f" Runs here: {', '.join(known)}." if known else ""
+    raise RunError(f"there is no run in {folder}", hint=f"name a run's folder, such as runs/demo.{listed}")
+
+
+def next_free(name: str) -> Path:
+    """Return `runs/NAME`, or `runs/NAME-2` and so on where that is taken."""
+    path, number = Path("runs") / name, 1
+    while path.exists() and any(path.iterdir()):
+        number += 1
+        path = Path("runs") / f"{name}-{number}"
+    return path
+
+
+def whole_checkpoints(run: RunFolder, *, wanted: str = "") -> tuple[tuple[int, str], ...]:
+    """Return (step, name) of the checkpoints to go on from, oldest first; those up to `wanted` if it is given.
+
+    Raises:
+        CheckpointError: `wanted` is not there.
+    """
+    store.sweep(run.checkpoints)
+    found = store.checkpoints(run.checkpoints)
+    if not wanted:
+        return tuple(found)
+    names = [name for _, name in found]
+    if wanted not in names:
+        raise CheckpointError(
+            f"there is no checkpoint `{wanted}` in {run.checkpoints}",
+            hint=f"there are: {', '.join(names) or 'none'}.",
+        )
+    return tuple(found[: names.index(wanted) + 1])

@@ -1,0 +1,197 @@
+"""The machine in the user's hands: describe it once, then allocate, plan, simulate, run, resume and report on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from supernode.errors import SpecError
+from supernode.schema.job import JobSpec
+from supernode.schema.plan import Plan
+from supernode.schema.report import Report, RunState
+from supernode.schema.slice import Request
+from supernode.units import parse_bandwidth, parse_bytes
+
+if TYPE_CHECKING:
+    from supernode.control.allocation import Allocation
+    from supernode.control.simulate import Simulation
+    from supernode.control.training import Watch
+    from supernode.hardware.machine import Machine
+    from supernode.hardware.sheet import MachineSheet
+    from supernode.scheduling.pool import Pool
+
+Job = JobSpec | Mapping[str, Any] | str | Path
+"""A job as a value, as nested dictionaries, or as the path of its YAML file."""
+
+
+class SuperNode:
+    """Many cards as one machine.
+
+    Args:
+        card_count: accelerators.
+        interconnect: how they are joined, by name: `3D_Ring`, `Full_Mesh`, `Fat_Tree`, …
+        cooling: `liquid` or `air`, or another name of the catalogue.
+        card: name of the card in the catalogue.
+        machine: a machine described elsewhere; the other arguments are then left out.
+
+    Raises:
+        SpecError: an unknown name, or a count that no machine has.
+
+    >>> node = SuperNode(card_count=512, interconnect="3D_Ring", cooling="liquid")
+    >>> with node.allocate(gpu_memory=80 * 1024, inter_bandwidth=400) as held:
+    ...     print(len(held.cards), held.slice.shape)
+    8 (2, 2, 2)
+    """
+
+    def __init__(
+        self, card_count: int = 512, interconnect: str = "3D_Ring", cooling: str = "liquid", *, card: str = "B200",
+        machine: Machine | None = None,
+    ) -> None:  # fmt: skip
+        if machine is None:
+            from supernode.hardware.assemble import build_machine
+
+            machine = build_machine(card_count=card_count, interconnect=interconnect, cooling=cooling, card=card)
+        self.machine = machine
+        self._pool: Pool | None = None
+
+    @classmethod
+    def discover(cls, cards: int | None = None) -> SuperNode:
+        """Describe this computer: its GPUs, else its CPU cores as cards.
+
+        Args:
+            cards: cards to see; more than there are cores makes each a fraction of one.
+        """
+        from supernode.hardware.discover import discover
+
+        return cls(machine=discover(cards=cards))
+
+    @property
+    def pool(self) -> Pool:
+        """Who holds which cards."""
+        if self._pool is None:
+            from supernode.scheduling.pool import Pool
+
+            self._pool = Pool(self.machine)
+        return self._pool
+
+    def sheet(self) -> MachineSheet:
+        """Return memory, FLOP/s, bandwidth, watts and cost of the machine, all derived from its parts."""
+        from supernode.hardware.sheet import sheet
+
+        return sheet(self.machine)
+
+    def allocate(
+        self, gpu_memory: str | float = 0, inter_bandwidth: str | float = 0, *, cards: int | None = None,
+        shape: tuple[int, ...] = (), share: float = 1.0,
+    ) -> Allocation:  # fmt: skip
+        """Hand out a slice of close cards whose memory and bandwidth nobody else can take.
+
+        Args:
+            gpu_memory: on each card: MB (2**20 bytes) as a number, or "80GiB".
+            inter_bandwidth: from each card to the others of the slice, one direction: GB/s as a number, or "400GB/s".
+            cards: how many; by default those of one node, or of `shape`.
+            shape: block of the torus to form, such as (4, 2, 1).
+            share: part of each card, above 0 and at most 1.
+
+        Raises:
+            CapacityError: the machine has less left; the message names what is short and the largest that would fit.
+            SpecError: an argument is wrong.
+        """
+        from supernode.control.allocation import Allocation
+
+        memory = parse_bytes(gpu_memory, bare=2**20, key="gpu_memory")
+        bandwidth = parse_bandwidth(inter_bandwidth, bare=1e9, key="inter_bandwidth")
+        if cards is None:
+            cards = min(self.machine.node_cards, self.machine.card_count)
+            if shape:
+                cards = 1
+                for side in shape:
+                    cards *= side
+        request = Request(cards=cards, memory=memory, bandwidth=bandwidth, shape=tuple(shape), share=share)
+        return Allocation(self.pool, self.pool.allocate(request))
+
+    def release(self, allocation: Allocation) -> None:
+        """Give a slice back; once more does nothing."""
+        allocation.release()
+
+    def plan(self, job: Job) -> Plan:
+        """Lay a job out on the free cards: degrees checked, layers cut over stages, memory and time estimated.
+
+        Raises:
+            SpecError: the job is wrong, or does not fit the degrees that it names.
+            CapacityError: a card's memory is too small.
+        """
+        from supernode.planning.planner import make_plan
+
+        return make_plan(as_job(job), self.machine)
+
+    def simulate(self, job: Job, *, mtbf: float = float("inf"), seed: int = 0) -> Simulation:
+        """Play a job in virtual time: one step event by event, then the whole run with failures.
+
+        Args:
+            mtbf: mean time between failures of one card, in seconds.
+            seed: of the failures.
+        """
+        from supernode.control.simulate import simulate
+
+        return simulate(self.plan(job), mtbf=mtbf, seed=seed)
+
+    def run(self, job: Job, *, folder: str | Path | None = None, watch: Watch | None = None) -> Report:
+        """Train on this computer's cards until the job is done; failed ranks are replaced on the way.
+
+        Args:
+            folder: where the run lives; by default `runs/NAME`, with a number behind it where that is taken.
+            watch: told each event and the state after it.
+
+        Raises:
+            SupernodeError: the job, its model or its data is wrong, or the machine cannot run it; the run can be resumed.
+        """
+        from supernode.control.training import start
+
+        return start(self, as_job(job), folder=folder, watch=watch)
+
+    def resume(
+        self, run: str | Path, *, checkpoint: str = "", overrides: Mapping[str, Any] | None = None,
+        watch: Watch | None = None,
+    ) -> Report:  # fmt: skip
+        """Go on with a run from its newest whole checkpoint, on the cards that this machine has.
+
+        Args:
+            run: its folder.
+            checkpoint: name of an older checkpoint to go on from; newer ones are then deleted as the run passes them.
+            overrides: changed keys of the job by dotted name, such as {"parallelism.data": 1}.
+        """
+        from supernode.control.training import resume
+
+        return resume(self, run, checkpoint=checkpoint, overrides=overrides or {}, watch=watch)
+
+    @staticmethod
+    def status(run: str | Path) -> RunState:
+        """Return how a run stands; its controller may be at work, done or dead."""
+        from supernode.control.training import status
+
+        return status(run)
+
+    @staticmethod
+    def report(run: str | Path) -> Report:
+        """Write `report.html` and `report.json` into a run's folder and return what they say."""
+        from supernode.control.training import write_report
+
+        return write_report(run)
+
+    def __repr__(self) -> str:
+        return f"SuperNode({self.machine.name}: {self.machine.card_count} × {self.machine.card.name})"
+
+
+def as_job(job: Job) -> JobSpec:
+    """Return the job that a value, a mapping or a file describes."""
+    if isinstance(job, JobSpec):
+        return job
+    from supernode.control.jobfile import job_from, load_job
+
+    if isinstance(job, Mapping):
+        return job_from(job)
+    if isinstance(job, (str, Path)):
+        return load_job(Path(job))
+    raise SpecError(f"a job is a file, a mapping or a JobSpec, not a {type(job).__name__}", hint="see `supernode plan --help`.")

@@ -1,0 +1,239 @@
+"""A training run from accepted job to report: prepare, drive, sum up; and the same again after a stop."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from supernode.backends.fork_client import ForkServer
+from supernode.backends.local import LocalBackend
+from supernode.checkpoint import store
+from supernode.control import runs
+from supernode.control.drive import check_in, drive
+from supernode.control.jobfile import job_from, job_to_dict
+from supernode.control.journal import Journal
+from supernode.control.report import make_report, report_html, report_json
+from supernode.errors import BY_NAME, MachineError, RunError, SpecError, SupernodeError
+from supernode.planning.layout import fit_layout, resolve_layout
+from supernode.planning.planner import make_plan
+from supernode.scheduling.controller import Controller
+from supernode.schema.event import Ended, Event, Noted, Started, StopAsked
+from supernode.schema.job import JobSpec
+from supernode.schema.plan import Plan
+from supernode.schema.report import Report, RunState
+from supernode.schema.slice import Request
+from supernode.training.bigram import bigram_loss
+from supernode.training.corpus import Corpus, prepare
+
+if TYPE_CHECKING:
+    from supernode.control.supernode import SuperNode
+
+Watch = Callable[[Event, RunState], None]
+CHANGEABLE = ("parallelism.", "gradient_accumulation", "checkpoint.", "recovery.", "evaluate.", "sample.", "drill.",
+              "rendezvous", "threads", "steps")  # fmt: skip
+"""Keys that a resumed run may have otherwise; the others would make it another run."""
+
+
+def start(
+    node: SuperNode, job: JobSpec, *, folder: str | Path | None = None, watch: Watch | None = None,
+    server: ForkServer | None = None, progress: Callable[[str, float], None] | None = None,
+) -> Report:  # fmt: skip
+    """Run a job to its end on this computer.
+
+    Args:
+        server: a fork server started earlier; it is ended with the run.
+        progress: told what is being prepared and how much of it is done, 0 to 1.
+    """
+    with _serving(server):
+        _check_computer(job)
+        layout = resolve_layout(job, node.machine.card_count)  # Before anything is written.
+        with _slice(node, layout.ranks) as cards:
+            make_plan(job, node.machine, cards)
+            run = runs.create(Path(folder) if folder is not None else runs.next_free(job.name), job)
+            try:
+                corpus = None if job.data.dataset else prepare(job, run.path / "data", progress=progress)
+                plan = make_plan(job, node.machine, cards, vocabulary=corpus.vocabulary if corpus else 0)
+                return _drive(run, plan, corpus, None, (), watch=watch, server=server)
+            except SupernodeError:
+                _forget_unstarted(run)
+                raise
+            finally:
+                run.release()
+
+
+def resume(
+    node: SuperNode, folder: str | Path, *, checkpoint: str = "", overrides: Mapping[str, Any], cards: int | None = None,
+    watch: Watch | None = None, server: ForkServer | None = None,
+) -> Report:  # fmt: skip
+    """Go on with a run.
+
+    Args:
+        cards: how many to go on with; the layout is then fitted to them.
+    """
+    with _serving(server):
+        run = runs.find(Path(folder)).hold()
+        try:
+            job = _changed(run.job(), overrides)
+            _check_computer(job)
+            corpus = None if job.data.dataset else prepare(job, run.path / "data")
+            state = run.state()
+            found = runs.whole_checkpoints(run, wanted=checkpoint)
+            if checkpoint:
+                check_in(run.checkpoints)(checkpoint)
+            if cards is not None:
+                job = fit_layout(job, cards)
+            layout = resolve_layout(job, node.machine.card_count)
+            with _slice(node, layout.ranks) as chosen:
+                plan = make_plan(job, node.machine, chosen, vocabulary=corpus.vocabulary if corpus else 0)
+                return _drive(run, plan, corpus, state, found, watch=watch, server=server)
+        finally:
+            run.release()
+
+
+def status(folder: str | Path) -> RunState:
+    """Return how a run stands; a run whose controller is dead is `lost`."""
+    run = runs.find(Path(folder))
+    state = run.state()
+    if state.outcome == "running" and not run.is_held:
+        return replace(state, outcome="lost", message="its controller is gone", hint="`supernode resume` goes on.")
+    return state
+
+
+def write_report(folder: str | Path) -> Report:
+    """Write a run's report beside its journal; returns it."""
+    run = runs.find(Path(folder))
+    state = status(run.path)
+    report = make_report(state)
+    for name, text in (("report.html", report_html(report, state)), ("report.json", json.dumps(report_json(report)))):
+        draft = run.path / f".{name}"
+        draft.write_text(text)
+        os.replace(draft, run.path / name)
+    return report
+
+
+def _drive(
+    run: runs.RunFolder, plan: Plan, corpus: Corpus | None, state: RunState | None,
+    found: tuple[tuple[int, str], ...], *, watch: Watch | None, server: ForkServer | None,
+) -> Report:  # fmt: skip
+    if state is not None and found and found[-1][0] >= plan.job.steps:
+        raise RunError(
+            f"the run in {run.path} is finished: {found[-1][0]} of {plan.job.steps} steps are done",
+            hint="see `supernode report`, or train on with `--set steps=N`.",
+        )
+    journal = Journal(run.path / runs.JOURNAL)
+    backend = LocalBackend(run.path, silence=plan.job.recovery.silence, server=server)
+    try:
+        with _interrupts() as asked:
+            ended = drive(
+                Started(plan=plan, checkpoints=found), controller=Controller(state), backend=backend, record=journal,
+                check=check_in(run.checkpoints), watch=watch, asked=asked,
+            )  # fmt: skip
+            if ended.outcome == "finished" and corpus is not None:
+                journal.append(Noted(name="bigram_loss", value=bigram_loss(corpus)), backend.now())
+    except SupernodeError as error:
+        journal.append(
+            Ended(outcome="failed", message=error.message, hint=error.hint, kind=type(error).__name__), backend.now()
+        )
+        raise
+    finally:
+        backend.close()
+        journal.close()
+        store.sweep(run.checkpoints)
+    report = write_report(run.path)
+    if ended.outcome == "failed":
+        raise BY_NAME.get(ended.kind, RunError)(ended.message, hint=ended.hint)
+    return report
+
+
+@contextmanager
+def _serving(server: ForkServer | None) -> Iterator[None]:
+    """End a server that was started early whatever happens; ending it twice does nothing."""
+    try:
+        yield
+    finally:
+        if server is not None:
+            server.close()
+
+
+@contextmanager
+def _slice(node: SuperNode, cards: int) -> Iterator[tuple[int, ...]]:
+    held = node.pool.allocate(Request(cards=cards))
+    try:
+        yield held.cards
+    finally:
+        node.pool.release(held)
+
+
+@contextmanager
+def _interrupts() -> Iterator[Callable[[], Event | None]]:
+    """Turn the first Ctrl-C (or SIGTERM) into a wish to save and stop, and the second into stopping now."""
+    wishes: list[Event] = []
+    times = 0
+
+    def wish(*_: object) -> None:
+        nonlocal times
+        times += 1
+        wishes.append(StopAsked(now=times > 1))
+
+    def asked() -> Event | None:
+        return wishes.pop(0) if wishes else None
+
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+    before = {number: signal.signal(number, wish) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _check_computer(job: JobSpec) -> None:
+    if importlib.util.find_spec("torch") is None:
+        raise MachineError(
+            "torch is not installed, and training needs it", hint="install it with `pip install 'supernode-sdk[train]'`."
+        )
+    if job.rendezvous:
+        host, _, port = job.rendezvous.rpartition(":")
+        try:
+            with socket.create_server((host, int(port)), reuse_port=False):
+                pass
+        except OSError as error:
+            raise MachineError(
+                f"`rendezvous` {job.rendezvous} cannot be used: {error.strerror}",
+                hint="choose a free port, or leave `rendezvous` out to meet through a file.",
+            ) from error
+
+
+def _changed(job: JobSpec, overrides: Mapping[str, Any]) -> JobSpec:
+    if not overrides:
+        return job
+    plain = job_to_dict(job)
+    for key, value in overrides.items():
+        if not key.startswith(CHANGEABLE):
+            raise SpecError(
+                f"`{key}` cannot change in a run that has begun", hint=f"these can: {', '.join(CHANGEABLE)}; or start a new run."
+            )
+        level = plain
+        *sections, last = key.split(".")
+        for section in sections:
+            level = level.setdefault(section, {})
+        level[last] = value
+    return job_from(plain)
+
+
+def _forget_unstarted(run: runs.RunFolder) -> None:
+    """Leave no folder behind for a job that never started, so that the next try finds it empty."""
+    if not (run.path / runs.JOURNAL).exists():
+        shutil.rmtree(run.path, ignore_errors=True)

@@ -1,0 +1,242 @@
+"""What is this computer? Its GPUs, or else its CPU cores, as a machine of cards."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from supernode.errors import SpecError
+from supernode.hardware import load
+from supernode.hardware.machine import Machine, Tier
+from supernode.hardware.parts import Card
+from supernode.schema.job import MOST_CARDS
+
+USABLE_MEMORY = 0.9  # the rest is the operating system's and the driver processes'
+BFLOAT16_SLOWDOWN = 80  # catalog/cards.yaml, CPU-core: without matrix instructions for it each product is converted
+MATMUL_SIZE = 384
+COPY_BYTES = 32 * 2**20
+SEND_BYTES = 8 * 2**20
+CGROUP = Path("/sys/fs/cgroup")
+
+
+def discover(cards: int | None = None, *, measure: bool = True) -> Machine:
+    """Return this computer as a machine named `local`.
+
+    GPUs that NVML shows are the cards. Without them, or when more cards are asked for than there are GPUs, CPU cores
+    are; with more cards than cores, a card is part of a core.
+
+    Args:
+        cards: how many; None takes the GPUs, else the cores.
+        measure: take FLOP/s and bandwidth of CPU cores by measuring for about 0.1 s; else from the catalogue.
+
+    Raises:
+        SpecError: `cards` is below 1 or above 1,048,576.
+    """
+    if cards is not None and (isinstance(cards, bool) or not isinstance(cards, int) or not 1 <= cards <= MOST_CARDS):
+        raise SpecError(f"`cards` is {cards!r}", hint=f"choose 1 to {MOST_CARDS:,}, or leave it out.")
+    gpus = _gpus()
+    if gpus and (cards is None or cards <= len(gpus)):
+        return _local(gpus[0], cards or len(gpus), cores=0, host_memory=_host_memory())
+    cores = usable_cores()
+    return _local(
+        _core(cores, cards or cores, measure=measure), cards or cores, cores=cores, host_memory=_host_memory()
+    )
+
+
+def usable_cores() -> int:
+    """Return the CPU cores that this process may use: its affinity, cut to the control group's quota."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, math.floor(min(cores, *(cpu_quota(group) for group in _groups()))))
+
+
+def cpu_quota(group: Path) -> float:
+    """Return how many cores a control group may use (version 2, then 1); infinity without a limit."""
+    try:
+        quota, period = (group / "cpu.max").read_text().split()
+    except (OSError, ValueError):
+        try:
+            quota = (group / "cpu/cpu.cfs_quota_us").read_text().strip()
+            period = (group / "cpu/cpu.cfs_period_us").read_text().strip()
+        except OSError:
+            return math.inf
+    return math.inf if quota in ("max", "-1") else max(1.0, int(quota) / int(period))
+
+
+def memory_limit(group: Path) -> float:
+    """Return the bytes that a control group may use (version 2, then 1); infinity without a limit."""
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        try:
+            text = (group / name).read_text().strip()
+        except OSError:
+            continue
+        return math.inf if text == "max" else float(text)
+    return math.inf
+
+
+def _host_memory() -> int:
+    try:
+        physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        physical = load.card("CPU-core").memory * usable_cores()
+    return int(min(physical, *(memory_limit(group) for group in _groups())))
+
+
+def _groups() -> list[Path]:
+    """Return the folders of this process's control group and of those around it."""
+    try:
+        told = Path("/proc/self/cgroup").read_text()
+    except OSError:
+        return [CGROUP]
+    own = next((line.removeprefix("0::").lstrip("/") for line in told.splitlines() if line.startswith("0::")), "")
+    folder = CGROUP / own
+    return [folder, *(parent for parent in folder.parents if parent.is_relative_to(CGROUP))]
+
+
+def _local(card: Card, cards: int, *, cores: int, host_memory: int) -> Machine:
+    tier = Tier(name="host", cards=cards, bandwidth=card.scale_up_bandwidth, latency=card.scale_up_latency)
+    return Machine(
+        name="local",
+        card=card,
+        card_count=cards,
+        node_cards=cards,
+        topology="switched",
+        tiers=(tier,),
+        cooling=load.cooling("air"),
+        supply=load.supply("PSU-3300"),
+        supplies=1,
+        host_memory=host_memory,
+        cores=cores,
+    )
+
+
+def _core(cores: int, cards: int, *, measure: bool) -> Card:
+    """Return one of `cards` cards that share the cores."""
+    known = load.card("CPU-core")
+    part = cores / max(cores, cards)
+    flops, copied, sent = known.flops["float32"], known.memory_bandwidth, known.scale_up_bandwidth
+    source = known.source
+    if measure:
+        flops, copied, sent = _matmul_flops(), _copy_bandwidth(), _loopback_bandwidth()
+        source = "measured on this computer: numpy matrix product and copy on one thread, loopback between two"
+    return replace(
+        known,
+        vendor=platform.machine() or known.vendor,
+        memory=max(1, int(_host_memory() / cards * USABLE_MEMORY)),
+        memory_bandwidth=copied * part,
+        flops={"float32": flops * part, "bfloat16": flops * part / BFLOAT16_SLOWDOWN},
+        scale_up_bandwidth=sent * part,
+        power=known.power * part,
+        idle_power=known.idle_power * part,
+        price=None,
+        efficiency=1.0 if measure else known.efficiency,
+        source=source,
+        estimates=("flops", "power", "idle_power"),
+    )
+
+
+def _best_seconds(act: Callable[[], object], *, tries: int) -> float:
+    """Return the shortest time; the others were disturbed."""
+    best = math.inf
+    for _ in range(tries):
+        start = time.perf_counter()
+        act()
+        best = min(best, time.perf_counter() - start)
+    return max(best, 1e-9)
+
+
+def _matmul_flops() -> float:
+    """Return the FLOP/s of one core in a float32 product."""
+    import numpy as np
+
+    left = np.ones((MATMUL_SIZE, MATMUL_SIZE), dtype=np.float32)
+    right, out = left.copy(), np.empty_like(left)
+    best = math.inf
+    for _ in range(6):
+        wall, busy = time.perf_counter(), time.process_time()
+        np.matmul(left, right, out=out)
+        # The library may spread the product over threads; the process's CPU time adds them up.
+        best = min(best, max(time.perf_counter() - wall, time.process_time() - busy))
+    return 2 * MATMUL_SIZE**3 / max(best, 1e-9)
+
+
+def _copy_bandwidth() -> float:
+    """Return bytes/s of a copy, read and written bytes counted."""
+    import numpy as np
+
+    source = np.ones(COPY_BYTES, dtype=np.uint8)
+    target = np.zeros_like(source)
+    return 2 * COPY_BYTES / _best_seconds(lambda: np.copyto(target, source), tries=3)
+
+
+def _loopback_bandwidth() -> float:
+    """Return bytes/s from one thread to another through a socket pair."""
+    here, there = socket.socketpair()
+    with here, there:
+        data, got = bytes(SEND_BYTES), bytearray(2**20)
+
+        def receive() -> None:
+            left = SEND_BYTES
+            while left:
+                left -= there.recv_into(got)
+
+        reader = threading.Thread(target=receive, daemon=True)
+        start = time.perf_counter()
+        reader.start()
+        here.sendall(data)
+        reader.join()
+        return SEND_BYTES / max(time.perf_counter() - start, 1e-9)
+
+
+def _gpus() -> list[Card]:
+    """Return the GPUs that NVML shows; none without the library, the driver or a GPU."""
+    try:
+        import pynvml
+    except ImportError:
+        return []
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return []
+    try:
+        return [_gpu(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount())]
+    except pynvml.NVMLError:
+        return []
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _gpu(nvml: Any, index: int) -> Card:
+    """Return a GPU: the catalogue's numbers for its model, with the memory and power limit that it reports."""
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    told = nvml.nvmlDeviceGetName(handle)
+    name = told.decode() if isinstance(told, bytes) else str(told)
+    known = known_gpu(name)
+    try:
+        watts = nvml.nvmlDeviceGetPowerManagementLimit(handle) / 1000  # NVML speaks milliwatts
+    except nvml.NVMLError:
+        watts = known.power
+    return replace(
+        known,
+        name=name if known.name == "GPU" else known.name,
+        memory=int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
+        power=max(watts, known.idle_power),
+    )
+
+
+def known_gpu(name: str) -> Card:
+    """Return the catalogue's card for a name that a driver reports; its generic GPU where it knows none.
+
+    >>> known_gpu("NVIDIA H100 80GB HBM3").name, known_gpu("NVIDIA GeForce RTX 3060").name
+    ('H100', 'GPU')
+    """
+    gpus = [card for card in load.cards().values() if card.kind == "gpu" and card.name != "GPU"]
+    words = name.replace("-", " ").upper().split()
+    return next((card for card in gpus if card.name.split("-")[0].upper() in words), load.card("GPU"))

@@ -1,0 +1,126 @@
+"""What a run's events come to: the fold that `status`, the report and the controller read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, cast
+
+from supernode.schema.event import (
+    Ended,
+    Evaluated,
+    Event,
+    Noted,
+    RankFailed,
+    RankLost,
+    RankReady,
+    RanksEnded,
+    Rejected,
+    Saved,
+    Started,
+    StepDone,
+    StopAsked,
+)
+from supernode.schema.report import Incident, RunState
+
+SMOOTHING = 0.1
+"""Weight of the newest step in the running mean of where time goes."""
+
+
+def fold(events: Iterable[tuple[float, Event]]) -> RunState | None:
+    """Return the state that (time, event) pairs lead to; None before the first `Started`."""
+    state: RunState | None = None
+    for time, event in events:
+        state = advance(state, event, time)
+    return state
+
+
+def advance(state: RunState | None, event: Event, time: float) -> RunState:
+    """Return the state after one more event."""
+    if isinstance(event, Started):
+        return _started(state, event, time)
+    assert state is not None, "a run's first event is Started"
+    if isinstance(event, StepDone):
+        return _stepped(state, event, time)
+    changes: dict[str, Any] = {"updated": time}
+    if isinstance(event, RankReady):
+        changes["ready"] = state.ready + 1
+        changes["ready_seconds"] = max(state.ready_seconds, event.seconds)
+        if changes["ready"] == state.plan.ranks:
+            changes["launch_seconds"] = state.launch_seconds + changes["ready_seconds"]
+    elif isinstance(event, Evaluated):
+        changes["held_out"] = {**state.held_out, event.step: event.loss}
+        changes["evaluate_seconds"] = state.evaluate_seconds + event.seconds
+    elif isinstance(event, Saved):
+        kept = [entry for entry in state.checkpoints if entry[1] != event.checkpoint]
+        changes["checkpoints"] = (*kept, (event.step, event.checkpoint))[-state.plan.job.checkpoint.keep :]
+        changes |= {"saves": state.saves + 1, "save_seconds": state.save_seconds + event.seconds, "restarts": 0}
+    elif isinstance(event, Rejected):
+        kept = [entry for entry in state.checkpoints if entry[1] != event.checkpoint]
+        changes |= {"checkpoints": tuple(kept), "step": kept[-1][0] if kept else 0}
+        changes["incidents"] = _told(state, time, f"checkpoint {event.checkpoint} rejected", event.reason)
+    elif isinstance(event, RankLost):
+        changes["incidents"] = _told(state, time, f"rank {event.rank} lost", event.reason)
+        if event.incarnation == state.incarnation:
+            changes |= relaunched(state) | {"failures": state.failures + 1}
+    elif isinstance(event, StopAsked):
+        changes["stopping"] = True
+        changes["incidents"] = _told(state, time, "stop asked", "now" if event.now else "after a checkpoint")
+    elif isinstance(event, Noted):
+        changes["notes"] = {**state.notes, event.name: event.value}
+    elif isinstance(event, Ended):
+        changes |= {"outcome": event.outcome, "message": event.message, "hint": event.hint, "kind": event.kind}
+        changes["incidents"] = _told(state, time, event.outcome, event.message)
+    elif isinstance(event, RankFailed):
+        changes["incidents"] = _told(state, time, f"rank {event.rank} failed", event.message)
+    else:
+        assert isinstance(event, RanksEnded)
+    return replace(state, **changes)
+
+
+def relaunched(state: RunState) -> dict[str, Any]:
+    """Return what changes when the ranks are launched once more."""
+    kept = state.checkpoints[-1][0] if state.checkpoints else 0
+    return {
+        "incarnation": state.incarnation + 1, "restarts": state.restarts + 1, "step": kept, "ready": 0, "ready_seconds": 0.0,
+    }  # fmt: skip
+
+
+def _started(state: RunState | None, event: Started, time: float) -> RunState:
+    checkpoints = tuple(event.checkpoints)
+    if state is None:
+        first = RunState(plan=event.plan, incarnation=1, checkpoints=checkpoints, started=time, updated=time)
+        return replace(first, incidents=(Incident(time=0.0, what="started", detail=str(event.plan.layout)),))
+    # The ranks of the controller before are gone with it.
+    changes = relaunched(replace(state, checkpoints=checkpoints)) | {"restarts": 0, "stopping": False}
+    changes |= {"outcome": "running", "message": "", "hint": "", "kind": ""}
+    return replace(
+        state, plan=event.plan, checkpoints=checkpoints, updated=time,
+        incidents=_told(state, time, "resumed", str(event.plan.layout)), **changes,
+    )  # fmt: skip
+
+
+def _stepped(state: RunState, event: StepDone, time: float) -> RunState:
+    repeats = state.repeats
+    if event.step in state.losses:
+        before = state.losses[event.step]
+        repeats = (*repeats, (event.step, before == event.loss or (math.isnan(before) and math.isnan(event.loss))))
+    # These two maps are the fold's own: later states share and extend them, else a long run would copy them every step.
+    losses, seconds = cast(dict[int, float], state.losses), cast(dict[int, float], state.step_seconds)
+    losses[event.step], seconds[event.step] = event.loss, event.seconds
+    weight = SMOOTHING if state.parts else 1.0
+    parts = {
+        part: (1 - weight) * state.parts.get(part, 0.0) + weight * value for part, value in dict(event.parts).items()
+    }
+    drill = state.plan.job.drill
+    return replace(
+        state, step=event.step, losses=losses, step_seconds=seconds, parts=parts, rate=event.rate, norm=event.norm,
+        repeats=repeats, updated=time, spent_seconds=state.spent_seconds + event.seconds,
+        repeat_seconds=state.repeat_seconds + (event.seconds if len(repeats) > len(state.repeats) else 0.0),
+        drilled=state.drilled or (drill.kill_step > 0 and event.step == drill.kill_step),
+    )  # fmt: skip
+
+
+def _told(state: RunState, time: float, what: str, detail: str) -> tuple[Incident, ...]:
+    return (*state.incidents, Incident(time=time - state.started, what=what, detail=detail))

@@ -1,0 +1,212 @@
+"""A plan's model made real on one rank: its stages built, filled, split over tensor and data, ties remembered."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
+
+from supernode.errors import ModelError
+from supernode.models.decoder import Decoder
+from supernode.schema.model import DecoderShape
+from supernode.schema.plan import Plan, Stage
+from supernode.training.mesh import Place
+from supernode.training.tensor import split_block, split_embedding, split_head
+from supernode.training.usercode import build_user_model
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(slots=True, kw_only=True)
+class Parts:
+    """What one rank holds of the model.
+
+    Attributes:
+        stages: the rank's stages with their modules, in pipeline order.
+        tied: for each parameter that other stages hold too, its names and the pipeline ranks that hold it.
+    """
+
+    stages: list[tuple[Stage, nn.Module]]
+    tied: list[tuple[tuple[str, ...], tuple[int, ...]]]
+
+    @property
+    def modules(self) -> list[nn.Module]:
+        """The stages' modules."""
+        return [module for _, module in self.stages]
+
+    def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield each parameter once under its canonical name in the whole model."""
+        alias = {name: names[0] for names, _ in self.tied for name in names}
+        seen: set[str] = set()
+        for module in self.modules:
+            for name, parameter in module.named_parameters():
+                canonical = alias.get(name, name)
+                if canonical not in seen:
+                    seen.add(canonical)
+                    yield canonical, parameter
+
+    def buffers(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield each persistent buffer under its name."""
+        for module in self.modules:
+            kept = module.state_dict(keep_vars=True).keys()
+            yield from ((name, buffer) for name, buffer in module.named_buffers() if name in kept)
+
+
+def assemble(plan: Plan, place: Place | None) -> Parts:
+    """Build this rank's part of the model; the whole model where `place` is None.
+
+    Raises:
+        ModelError: the user's model cannot be loaded, or cannot be cut as the plan wants.
+    """
+    shape = plan.job.shape
+    if shape is None:
+        return _user_parts(plan, place)
+    shape = replace(shape, vocabulary=plan.vocabulary)
+    mine = [stage for stage in plan.stages if place is None or stage.rank == place.pipeline]
+    dtype = DTYPES[plan.job.precision]
+    if place is None:
+        whole = Stage(index=0, rank=0, first=0, last=shape.layers, embeds=True, heads=True)
+        return Parts(stages=[(whole, _decoder(shape, whole, plan.job.seed, dtype, None))], tied=[])
+    stages = [(stage, _decoder(shape, stage, plan.job.seed, dtype, place)) for stage in mine]
+    holders = tuple(sorted({stage.rank for stage in plan.stages if stage.embeds or stage.heads}))
+    spread = shape.tied and len([stage for stage in plan.stages if stage.embeds or stage.heads]) > 1
+    if spread and len(holders) == 1:
+        _share_on_one_rank([module for _, module in stages])
+    tied = [(("embedding.weight", "head.weight"), holders)] if spread else []
+    return Parts(stages=stages, tied=tied)
+
+
+def _share_on_one_rank(modules: list[nn.Module]) -> None:
+    embedding = next(m.embedding for m in modules if isinstance(m, Decoder) and m.embedding is not None)
+    head = next(m.head for m in modules if isinstance(m, Decoder) and m.head is not None)
+    head.weight = embedding.weight
+
+
+def _decoder(shape: DecoderShape, stage: Stage, seed: int, dtype: torch.dtype, place: Place | None) -> Decoder:
+    """Build one stage unit by unit, so that no more than one unsplit block is in memory at a time."""
+    with torch.device("meta"):
+        module = Decoder(shape, blocks=range(stage.first, stage.last), embeds=stage.embeds, heads=stage.heads)
+    units: list[tuple[str, nn.Module]] = [(f"blocks.{number}", block) for number, block in module.blocks.items()]
+    if module.embedding is not None:
+        units.insert(0, ("embedding", module.embedding))
+    if module.norm is not None and module.head is not None:
+        units += [("norm", module.norm), ("head", module.head)]
+    tied_here = shape.tied and module.embedding is not None and module.head is not None
+    for name, unit in units:
+        if not (name == "head" and tied_here):
+            unit.to(dtype).to_empty(device="cpu")
+            _fill(module, unit, name, seed)
+        if place is not None and place.layout.tensor > 1:
+            _split(name, unit, place, skip_weight=name == "head" and tied_here)
+        if name == "head":
+            module.tie()
+        if name.startswith("blocks."):
+            _shard([unit], place)
+    _shard([module], place)
+    return module
+
+
+def _split(name: str, unit: nn.Module, place: Place, *, skip_weight: bool) -> None:
+    mesh = place.mesh["tensor"]
+    if name.startswith("blocks."):
+        split_block(unit, mesh)
+    elif name == "embedding":
+        split_embedding(unit, mesh)
+    elif name == "head":
+        if skip_weight:  # It will be the embedding's, split already; any matrix of the right shape serves until then.
+            unit.to_empty(device="cpu")
+        split_head(unit, mesh)
+
+
+def _shard(units: list[nn.Module], place: Place | None) -> None:
+    if place is None or place.layout.data == 1 or place.layout.sharding != "fsdp":
+        return
+    for unit in units:
+        fully_shard(unit, mesh=place.mesh["data"])
+        assert isinstance(unit, FSDPModule)
+        # Sums everywhere; the step divides once, by the tokens that count.
+        unit.set_gradient_divide_factor(1.0)
+        unit.set_force_sum_reduction_for_comms(True)
+
+
+def _fill(module: Decoder, unit: nn.Module, prefix: str, seed: int) -> None:
+    with torch.no_grad():
+        for name, parameter in unit.named_parameters():
+            full = f"{prefix}.{name}"
+            canonical = "embedding.weight" if full == "head.weight" and module.shape.tied else full
+            module.initialise(canonical, parameter, torch.Generator().manual_seed(seed_for(seed, canonical)))
+
+
+def seed_for(seed: int, *key: object) -> int:
+    """Return a seed that depends on all of `key` and nothing else; 63 bits.
+
+    Every random number of a run comes from such a seed, so a resumed run draws what an undisturbed one would have.
+    """
+    text = "/".join(str(part) for part in (seed, *key))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def _user_parts(plan: Plan, place: Place | None) -> Parts:
+    torch.manual_seed(seed_for(plan.job.seed, "model"))
+    model = build_user_model(plan.job.module).to(DTYPES[plan.job.precision])
+    count = len(plan.stages)
+    if place is None or count == 1:
+        stages = [(plan.stages[0], model)]
+    else:
+        pieces = _cut_sequential(model, count)
+        stages = [(stage, piece) for stage, piece in zip(plan.stages, pieces, strict=True) if stage.rank == place.pipeline]
+    tied = _user_ties(model, plan, count) if place is not None else []
+    if place is not None:
+        for _, module in stages:
+            if not list(module.parameters()) and place.layout.sharding == "fsdp":
+                continue
+            _shard([module], place)
+    return Parts(stages=stages, tied=tied)
+
+
+def _cut_sequential(model: nn.Module, count: int) -> list[nn.Module]:
+    """Cut a sequence into runs of about equally many parameters; children keep their names."""
+    if not isinstance(model, nn.Sequential):
+        raise ModelError(
+            f"the model is a {type(model).__name__}; only an nn.Sequential can be cut into {count} stages",
+            hint="set `parallelism.pipeline` to 1, or return an nn.Sequential.",
+        )
+    children = list(model.named_children())
+    if len(children) < count:
+        raise ModelError(
+            f"the model has {len(children)} modules in sequence, and the plan wants {count} stages",
+            hint=f"set `parallelism.pipeline` × `interleave` to at most {len(children)}.",
+        )
+    sizes = [1 + sum(p.numel() for p in child.parameters()) for _, child in children]
+    pieces, start = [], 0
+    for index in range(count):
+        stop, target = start + 1, sum(sizes[start:]) / (count - index)
+        while stop < len(children) - (count - index - 1) and sum(sizes[start : stop + 1]) <= target * 1.01:
+            stop += 1
+        stop = len(children) if index == count - 1 else stop
+        pieces.append(nn.Sequential(OrderedDict(children[start:stop])))
+        start = stop
+    return list(pieces)
+
+
+def _user_ties(model: nn.Module, plan: Plan, count: int) -> list[tuple[tuple[str, ...], tuple[int, ...]]]:
+    """Find parameters that several modules share: their names, and the pipeline ranks that hold them."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    shared = [tuple(group) for group in names.values() if len(group) > 1]
+    if not shared:
+        return []
+    if count == 1:
+        return [(group, (0,)) for group in shared]
+    home = {
+        name: stage.rank
+        for stage, piece in zip(plan.stages, _cut_sequential(model, count), strict=True)
+        for name, _ in piece.named_parameters(remove_duplicate=False)
+    }
+    return [(group, tuple(sorted({home[name] for name in group}))) for group in shared]

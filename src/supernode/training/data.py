@@ -1,0 +1,185 @@
+"""What a rank reads in a step: the samples of its data coordinate, micro-batch by micro-batch, always of one shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from supernode.errors import DataError
+from supernode.schema.plan import Plan
+from supernode.training.corpus import Corpus, load_tokens
+from supernode.training.sampler import Sampler
+from supernode.training.tensor import IGNORED, cross_entropy
+from supernode.training.usercode import build_user_data, load_function
+
+
+class Samples(Protocol):
+    """Something with numbered samples of one shape."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]: ...
+
+
+class TokenWindows:
+    """Consecutive windows of a token file: window i is the tokens from i·T, its target the same shifted by one."""
+
+    def __init__(self, tokens: np.ndarray, sequence: int) -> None:
+        self.tokens, self.sequence = tokens, sequence
+
+    def __len__(self) -> int:
+        return (len(self.tokens) - 1) // self.sequence
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        start = index * self.sequence
+        window = torch.from_numpy(self.tokens[start : start + self.sequence + 1].astype(np.int64))
+        return window[:-1], window[1:]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """One rank's part of a step.
+
+    Attributes:
+        inputs: one tensor per micro-batch, first dim the samples.
+        targets: likewise.
+    """
+
+    inputs: list[Tensor]
+    targets: list[Tensor]
+
+
+@dataclass(slots=True, kw_only=True)
+class Feed:
+    """The samples of a run, the loss that judges them, and who gets which.
+
+    Attributes:
+        loss: (output, target) to the *sum* of the losses.
+        count: target to the number of positions that count.
+        pads: a short batch is filled up with samples that do not count; else it has fewer samples.
+    """
+
+    plan: Plan
+    data: int
+    train: Samples
+    held_out: Samples
+    sampler: Sampler
+    loss: Callable[[Tensor, Tensor], Tensor]
+    count: Callable[[Tensor], int]
+    pads: bool
+
+    def training(self, step: int) -> Batch:
+        """Return this rank's samples of a step, counted from 0."""
+        return self._batch(self.train, self.sampler.indices(step))
+
+    def evaluation(self, batch: int) -> Batch:
+        """Return this rank's samples of one batch of held-out data, the same at every evaluation."""
+        start = batch * self.plan.job.batch
+        return self._batch(self.held_out, np.arange(start, min(start + self.plan.job.batch, len(self.held_out))))
+
+    @property
+    def evaluation_batches(self) -> int:
+        """Batches of one evaluation; fewer than the job wants where the held-out data is small."""
+        return min(self.plan.job.evaluate.batches, -(-len(self.held_out) // self.plan.job.batch))
+
+    def _batch(self, samples: Samples, indices: np.ndarray) -> Batch:
+        size, copies = self.plan.micro_batch, self.plan.layout.data
+        inputs, targets = [], []
+        for micro in range(self.plan.micro_batches):
+            start = (micro * copies + self.data) * size
+            picked = [samples[int(index)] for index in indices[start : start + size]]
+            short = size - len(picked)
+            if short and (self.pads or not picked):
+                blank_x, blank_y = samples[int(indices[0])]
+                picked += [(blank_x, torch.full_like(blank_y, IGNORED))] * (short if self.pads else 1)
+            try:
+                inputs.append(torch.stack([x for x, _ in picked]))
+                targets.append(torch.stack([y for _, y in picked]))
+            except RuntimeError as error:
+                raise DataError(
+                    f"samples {indices[start : start + size].tolist()} differ in shape: {error}",
+                    hint="return inputs and targets of one shape from the data set.",
+                ) from error
+        return Batch(inputs=inputs, targets=targets)
+
+
+def open_feed(plan: Plan, corpus: Corpus | None, data: int) -> Feed:
+    """Open the run's data for one data coordinate.
+
+    Raises:
+        DataError: the data is missing, empty, or not what the job says.
+    """
+    job = plan.job
+    train: Samples
+    held_out: Samples
+    if corpus is not None:
+        train = TokenWindows(load_tokens(corpus.train, corpus.dtype), job.data.sequence)
+        held_out = TokenWindows(load_tokens(corpus.held_out, corpus.dtype), job.data.sequence)
+    else:
+        train = _Checked(build_user_data(job.data.dataset, key="data.dataset"), job.data.dataset)
+        other = job.data.held_out_dataset
+        held_out = _Checked(build_user_data(other, key="data.held_out_dataset"), other) if other else train
+    sampler = Sampler(len(train), job.batch, job.seed, job.data.drop_last)
+    plain = job.data.loss == "cross_entropy"
+    loss = cross_entropy if plain else _user_loss(job.data.loss)
+    classes = plain and not train[0][1].is_floating_point()
+    if plain and not classes:
+        raise DataError(
+            f"targets are {train[0][1].dtype}, and cross-entropy wants class numbers (int64)",
+            hint="return class numbers, or name your own `data.loss`.",
+        )
+    whole_batches = job.data.drop_last or len(train) % job.batch == 0
+    if not classes and plan.layout.ranks > 1 and not whole_batches:
+        raise DataError(
+            f"{len(train)} samples leave a short last batch, which `data.loss` cannot leave out on several cards",
+            hint=f"set `data.drop_last: true`, or a `batch` that divides {len(train)}.",
+        )
+    count = (lambda target: int((target != IGNORED).sum())) if classes else len
+    return Feed(
+        plan=plan, data=data, train=train, held_out=held_out, sampler=sampler, loss=loss, count=count, pads=classes
+    )
+
+
+class _Checked:
+    """A user's data set whose samples are checked to be pairs of tensors."""
+
+    def __init__(self, data: Any, reference: str) -> None:
+        self.data, self.reference = data, reference
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        try:
+            sample = self.data[index]
+        except Exception as error:  # noqa: BLE001 - whatever the user's data set raises is theirs to read
+            raise DataError(
+                f"sample {index} of {self.reference} raised {type(error).__name__}: {error}",
+                hint="correct the data set's `__getitem__`.",
+            ) from error
+        if not isinstance(sample, (tuple, list)) or len(sample) != 2:
+            raise DataError(
+                f"sample {index} of {self.reference} is a {type(sample).__name__}, not (input, target)",
+                hint="return a pair from `__getitem__`.",
+            )
+        x, y = sample
+        return torch.as_tensor(x), torch.as_tensor(y)
+
+
+def _user_loss(reference: str) -> Callable[[Tensor, Tensor], Tensor]:
+    function = load_function(reference, key="data.loss", error=DataError)
+
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        value = function(output, target)
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            raise DataError(f"{reference} returned no single number", hint="return the sum over the samples.")
+        return value.reshape(())
+
+    return loss
+
+

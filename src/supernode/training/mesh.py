@@ -1,0 +1,76 @@
+"""Where this rank stands: the device mesh of a layout, its groups, and this rank's place in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from supernode.errors import MachineError
+from supernode.schema.plan import Layout
+
+AXES = ("pipeline", "data", "tensor")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """One rank's place in the mesh, and the mesh itself."""
+
+    layout: Layout
+    rank: int
+    mesh: DeviceMesh
+
+    @property
+    def pipeline(self) -> int:
+        """Pipeline coordinate."""
+        return self.layout.place(self.rank)[0]
+
+    @property
+    def data(self) -> int:
+        """Data coordinate."""
+        return self.layout.place(self.rank)[1]
+
+    @property
+    def tensor(self) -> int:
+        """Tensor coordinate."""
+        return self.layout.place(self.rank)[2]
+
+    def group(self, axis: str) -> dist.ProcessGroup:
+        """Return the process group of this rank's row along an axis."""
+        return self.mesh[axis].get_group()
+
+
+def meet(layout: Layout, rank: int, *, folder: Path, rendezvous: str, silence: float) -> Place:
+    """Join the other ranks; the first collective is done when this returns.
+
+    Args:
+        folder: an empty folder of this incarnation alone; the ranks meet through a file in it.
+        rendezvous: `host:port` to meet at instead; empty for the file.
+        silence: seconds that a collective may wait.
+
+    Raises:
+        MachineError: the port is taken, or nobody else came.
+    """
+    limit = timedelta(seconds=silence)
+    store = _store(layout.ranks, rank, folder=folder, rendezvous=rendezvous, limit=limit)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=layout.ranks, timeout=limit)
+    dist.all_reduce(torch.ones(1))
+    mesh = init_device_mesh("cpu", (layout.pipeline, layout.data, layout.tensor), mesh_dim_names=AXES)
+    return Place(layout=layout, rank=rank, mesh=mesh)
+
+
+def _store(ranks: int, rank: int, *, folder: Path, rendezvous: str, limit: timedelta) -> dist.Store:
+    if not rendezvous:
+        return dist.FileStore(str(folder / "store"), ranks)
+    host, _, port = rendezvous.rpartition(":")
+    try:
+        return dist.TCPStore(host, int(port), ranks, is_master=rank == 0, timeout=limit, use_libuv=True)
+    except (RuntimeError, dist.DistNetworkError) as error:
+        raise MachineError(
+            f"rank {rank} cannot meet the others at {rendezvous}: {error}",
+            hint="set `rendezvous` to a free port, or leave it out to meet through a file.",
+        ) from error

@@ -1,0 +1,44 @@
+"""How the weights move: the optimizer of a job, and its learning rate as a function of the step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from supernode.schema.job import OptimizerSpec
+
+
+def learning_rate(spec: OptimizerSpec, step: int, steps: int) -> float:
+    """Return the rate of a step, counted from 0: linear warm-up, then the decay down to the last step.
+
+    >>> learning_rate(OptimizerSpec(learning_rate=1.0, warmup=10, decay="none"), 4, 100)
+    0.5
+    """
+    if step < spec.warmup:
+        return spec.learning_rate * (step + 1) / spec.warmup
+    if spec.decay == "none":
+        return spec.learning_rate
+    progress = min(1.0, (step - spec.warmup) / max(1, steps - 1 - spec.warmup))
+    shape = (1 + math.cos(math.pi * progress)) / 2 if spec.decay == "cosine" else 1 - progress
+    return spec.learning_rate * (spec.final_ratio + (1 - spec.final_ratio) * shape)
+
+
+def build_optimizer(spec: OptimizerSpec, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+    """Return the optimizer; matrices decay, vectors (norms, biases) do not."""
+    groups = [
+        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": spec.weight_decay},
+        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    if spec.name == "sgd":
+        return torch.optim.SGD(groups, lr=spec.learning_rate, momentum=spec.momentum, fused=True)
+    return torch.optim.AdamW(groups, lr=spec.learning_rate, betas=spec.betas, eps=spec.epsilon, fused=True)
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Set the rate of every group."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate

@@ -1,0 +1,51 @@
+"""A rank's stages in PyTorch's pipeline runtime: which schedule runs them, and what flows between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+
+from supernode.schema.plan import Plan, Stage
+from supernode.training.assemble import DTYPES, Parts
+from supernode.training.mesh import Place
+
+SCHEDULES: dict[str, Any] = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe, "interleaved": ScheduleInterleaved1F1B}
+
+
+def build_schedule(plan: Plan, place: Place, parts: Parts, loss: Callable[[Tensor, Tensor], Tensor]) -> Any:
+    """Return the schedule that runs this rank's stages; losses are summed, gradients are left unscaled."""
+    group = place.group("pipeline")
+    stages = [
+        PipelineStage(
+            module, stage.index, len(plan.stages), torch.device("cpu"), group=group, **_flow(plan, place, stage)
+        )
+        for stage, module in parts.stages
+    ]
+    kind = SCHEDULES[plan.layout.schedule]
+    given = stages if plan.layout.schedule == "interleaved" else stages[0]
+    return kind(given, n_microbatches=plan.micro_batches, loss_fn=loss, scale_grads=False)
+
+
+def _flow(plan: Plan, place: Place, stage: Stage) -> dict[str, Any]:
+    """Return example inputs and outputs of a decoder's stage, so that nothing has to be tried out at the start."""
+    shape = plan.job.shape
+    if shape is None:
+        return {}
+    dtype, tokens = DTYPES[plan.job.precision], plan.job.data.sequence
+    stream = torch.empty(plan.micro_batch, tokens, shape.width, dtype=dtype, device="meta", requires_grad=True)
+    numbers = torch.empty(plan.micro_batch, tokens, dtype=torch.int64, device="meta")
+    split = range(plan.vocabulary)[place.tensor * -(-plan.vocabulary // place.layout.tensor) :]
+    width = min(-(-plan.vocabulary // place.layout.tensor), len(split))
+    logits = torch.empty(plan.micro_batch, tokens, width, dtype=dtype, device="meta", requires_grad=True)
+    inputs, outputs = (numbers if stage.embeds else stream), (logits if stage.heads else stream)
+    return {
+        "input_args": inputs,
+        "output_args": outputs,
+        "input_grads": None if stage.embeds else stream.detach(),
+        "output_grads": None if stage.heads else stream.detach(),
+    }

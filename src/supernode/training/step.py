@@ -1,0 +1,211 @@
+"""One optimizer step on one rank: micro-batches through the stages, gradients met, scaled once, clipped, applied."""
+
+from __future__ import annotations
+
+import math
+import random
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+
+from supernode.errors import RunError
+from supernode.schema.plan import Plan
+from supernode.training.assemble import Parts, seed_for
+from supernode.training.data import Batch, Feed
+from supernode.training.mesh import Place
+from supernode.training.optimizer import learning_rate, set_rate
+from supernode.training.sync import ReplicaSync, TieSync, copies, local, settle
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What one step came to, the same on every rank.
+
+    Attributes:
+        loss: mean over the positions that count.
+        norm: of the whole gradient, before clipping.
+        rate: learning rate.
+        parts: seconds by part on this rank.
+        stop: a rank was asked to stop after this step.
+    """
+
+    loss: float
+    norm: float
+    rate: float
+    parts: dict[str, float]
+    stop: bool
+
+
+class Stepper:
+    """Runs steps on one rank. All scaling of losses and gradients happens here, in `_meet`.
+
+    Args:
+        loss: (output, target) to the sum of the losses; used where the model's end is.
+    """
+
+    def __init__(
+        self, plan: Plan, place: Place, parts: Parts, feed: Feed, optimizer: torch.optim.Optimizer, loss: Loss
+    ) -> None:
+        self.plan, self.place, self.parts, self.feed, self.optimizer, self.loss = (
+            plan, place, parts, feed, optimizer, loss,
+        )  # fmt: skip
+        self.trained = [parameter for _, parameter in parts.parameters() if parameter.requires_grad]
+        held = copies(parts, place)
+        self._by_copies: dict[int, list[nn.Parameter]] = {}
+        for parameter in self.trained:
+            self._by_copies.setdefault(held[parameter], []).append(parameter)
+        self.ties = TieSync(parts, place)
+        self.replicas: ReplicaSync | None = None
+        layout = place.layout
+        if layout.data > 1 and layout.sharding == "replicas":
+            self.replicas = ReplicaSync(self.trained, self._uses(), place.group("data"))
+        self.sharded = [m for module in parts.modules for m in module.modules() if isinstance(m, FSDPModule)]
+        self.schedule = _schedule(plan, place, parts, loss) if layout.pipeline > 1 else None
+        # One copy of each sample's loss: the last stage of one tensor rank.
+        ends = any(stage.index == len(plan.stages) - 1 for stage, _ in parts.stages)
+        self.judges = ends and place.tensor == 0
+        self.ends = ends
+
+    def _uses(self) -> dict[nn.Parameter, int]:
+        uses = dict.fromkeys(self.trained, 0)
+        for module in self.parts.modules:
+            for parameter in module.parameters():
+                if parameter in uses:
+                    uses[parameter] += self.plan.micro_batches
+        return uses
+
+    def train(self, step: int, *, stop: bool = False) -> Outcome:
+        """Take one step, counted from 0.
+
+        Raises:
+            RunError: the loss or the gradient is not finite; the weights are as before the step.
+        """
+        clock = _Clock()
+        self._seed(step)
+        batch = self.feed.training(step)
+        clock.lap("data")
+        if self.replicas is not None:
+            self.replicas.start()
+        else:
+            self.optimizer.zero_grad(set_to_none=True)
+        loss = self._forward_backward(batch)
+        clock.lap("compute")
+        if self.replicas is not None:
+            self.replicas.finish()
+        self.ties()
+        clock.lap("sync")
+        mean, norm, stopping = self._meet(loss, batch, step, stop=stop)
+        clock.lap("wait")
+        rate = learning_rate(self.plan.job.optimizer, step, self.plan.job.steps)
+        set_rate(self.optimizer, rate)
+        self.optimizer.step()
+        clock.lap("optimizer")
+        return Outcome(loss=mean, norm=norm, rate=rate, parts=clock.parts, stop=stopping)
+
+    def _seed(self, step: int) -> None:
+        """Give dropout and the user's code the generators of this step and place; tensor ranks draw alike."""
+        seed = seed_for(self.plan.job.seed, "step", step, self.place.data, self.place.pipeline)
+        torch.manual_seed(seed)
+        random.seed(seed)
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed(seed % 2**32)
+
+    def _forward_backward(self, batch: Batch) -> float:
+        losses: list[Tensor] = []
+        if self.schedule is not None:
+            self._run_schedule(self.schedule.step, batch, losses)
+        else:
+            model = self.parts.modules[0]
+            for micro, (inputs, targets) in enumerate(zip(batch.inputs, batch.targets, strict=True)):
+                last = micro == len(batch.inputs) - 1
+                for module in self.sharded:
+                    module.set_requires_gradient_sync(last, recurse=False)
+                    module.set_is_last_backward(last)
+                value = self.loss(model(inputs), targets)
+                value.backward()
+                losses.append(value.detach())
+        return float(torch.stack([value.detach() for value in losses]).double().sum()) if losses else 0.0
+
+    def _run_schedule(self, run: Callable[..., object], batch: Batch, losses: list[Tensor]) -> None:
+        inputs = (torch.cat(batch.inputs),) if self.parts.stages[0][0].index == 0 else ()
+        target = torch.cat(batch.targets) if self.ends else None
+        run(*inputs, target=target, losses=losses if self.ends else None, return_outputs=False)
+
+    def _meet(self, loss: float, batch: Batch, step: int, *, stop: bool) -> tuple[float, float, bool]:
+        """Learn the step's loss, positions and gradient norm from all ranks, then scale the gradients once."""
+        counted = sum(self.feed.count(target) for target in batch.targets) if self.judges else 0
+        squares = 0.0
+        for held, parameters in self._by_copies.items():
+            for parameter in parameters:
+                settle(parameter)
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+            norms = torch._foreach_norm([local(parameter.grad) for parameter in parameters if parameter.grad is not None])
+            squares += float(torch.stack([n.float() for n in norms]).double().square().sum()) / held
+        mine = torch.tensor([loss if self.judges else 0.0, counted, squares, stop], dtype=torch.float64)
+        dist.all_reduce(mine)
+        total, positions, squares, stopping = mine.tolist()
+        positions = max(positions, 1.0)
+        norm = math.sqrt(squares) / positions
+        if not math.isfinite(total) or not math.isfinite(norm):
+            raise RunError(
+                f"step {step + 1}: the loss is {total / positions:g} and the gradient's norm {norm:g}",
+                hint="lower `optimizer.learning_rate`, or clip with `optimizer.clip`; the last checkpoint is untouched.",
+            )
+        clip = self.plan.job.optimizer.clip
+        scale = min(1.0, clip / (norm + 1e-6)) / positions if clip else 1.0 / positions
+        torch._foreach_mul_([local(p.grad) for p in self.trained if p.grad is not None], scale)
+        return total / positions, norm, stopping > 0
+
+    @torch.no_grad()
+    def evaluate(self) -> float:
+        """Return the mean loss over the job's batches of held-out data."""
+        for module in self.parts.modules:
+            module.eval()
+        total = torch.zeros(2, dtype=torch.float64)
+        for number in range(self.feed.evaluation_batches):
+            batch = self.feed.evaluation(number)
+            losses: list[Tensor] = []
+            if self.schedule is not None:
+                self._run_schedule(self.schedule.eval, batch, losses)
+            else:
+                for inputs, targets in zip(batch.inputs, batch.targets, strict=True):
+                    losses.append(self.loss(self.parts.modules[0](inputs), targets))
+            if self.judges:
+                total[0] += float(torch.stack(losses).double().sum())
+                total[1] += sum(self.feed.count(target) for target in batch.targets)
+        for module in self.sharded:
+            module.reshard()  # Without a backward pass the root would keep its gathered weights in the shards' place.
+        for module in self.parts.modules:
+            module.train()
+        dist.all_reduce(total)
+        return float(total[0] / max(1.0, float(total[1])))
+
+
+def _schedule(plan: Plan, place: Place, parts: Parts, loss: Loss) -> Any:
+    # Here and not above: it costs half a second that a run without a pipeline need not wait for.
+    from supernode.training.pipeline import build_schedule
+
+    return build_schedule(plan, place, parts, loss)
+
+
+class _Clock:
+    """Seconds by part."""
+
+    def __init__(self) -> None:
+        self.parts: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, part: str) -> None:
+        now = time.perf_counter()
+        self.parts[part] = self.parts.get(part, 0.0) + now - self._last
+        self._last = now

@@ -1,0 +1,103 @@
+"""The user's own `file.py:function`: load the file, call the function, check what it returns."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from supernode.errors import DataError, ModelError, SupernodeError
+from supernode.registry import did_you_mean
+
+
+def load_function(reference: str, *, key: str, error: type[SupernodeError]) -> Callable[..., Any]:
+    """Return the function that `file.py:function` names.
+
+    Args:
+        key: the job's key that holds it; named in errors.
+        error: kind to raise.
+    """
+    file, _, name = reference.rpartition(":")
+    path = Path(file)
+    if not path.is_file():
+        raise error(f"`{key}` names {file}, which is no file", hint=f"correct the path in `{key}`.")
+    module_name = f"supernode_user_{path.stem}"
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    sys.path.insert(0, str(path.parent.resolve()))
+    try:
+        spec.loader.exec_module(module)
+    except Exception as cause:  # noqa: BLE001 - whatever the user's file raises is theirs to read
+        raise error(f"{path} fails at import: {_last(cause)}", hint=f"correct the file that `{key}` names.") from cause
+    finally:
+        sys.path.remove(str(path.parent.resolve()))
+    found = getattr(module, name, None)
+    if not callable(found):
+        known = [attribute for attribute in vars(module) if not attribute.startswith("_")]
+        raise error(f"{path} has no function `{name}`", hint=f"`{key}`: {did_you_mean(name, known)}")
+    function: Callable[..., Any] = found
+    return function
+
+
+def call(reference: str, *arguments: object, key: str, error: type[SupernodeError]) -> Any:
+    """Call the function that `file.py:function` names; what it raises becomes an error with a remedy."""
+    function = load_function(reference, key=key, error=error)
+    try:
+        return function(*arguments)
+    except Exception as cause:  # noqa: BLE001 - whatever the user's function raises is theirs to read
+        raise error(f"{reference} raised {_last(cause)}", hint=f"correct the function that `{key}` names.") from cause
+
+
+def build_user_model(reference: str) -> nn.Module:
+    """Return the user's model, with real parameters.
+
+    Raises:
+        ModelError: the file or function fails, or returns something else.
+    """
+    model = call(reference, key="model", error=ModelError)
+    if not isinstance(model, nn.Module):
+        raise ModelError(
+            f"{reference} returned a {type(model).__name__}, not an nn.Module", hint="return the module itself."
+        )
+    lazy = [n for n, p in model.named_parameters() if isinstance(p, nn.UninitializedParameter) or p.is_meta]
+    if lazy:
+        raise ModelError(
+            f"{reference} leaves `{lazy[0]}` without values", hint="give lazy modules their sizes and build on the CPU."
+        )
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ModelError(f"{reference} has no parameter to train", hint="leave `requires_grad` on for some parameter.")
+    return model
+
+
+def build_user_data(reference: str, *, key: str) -> Any:
+    """Return the user's data set: sized and indexable (`__len__`, `__getitem__`), giving (input, target).
+
+    Raises:
+        DataError: the file or function fails, or returns something else.
+    """
+    data = call(reference, key=key, error=DataError)
+    if isinstance(data, torch.utils.data.DataLoader):
+        data = data.dataset
+    if not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
+        raise DataError(
+            f"{reference} returned a {type(data).__name__} without `__len__` and `__getitem__`",
+            hint="return a map-style data set: a position in a stream could not be found again after a failure.",
+        )
+    if len(data) == 0:
+        raise DataError(f"{reference} returned an empty data set", hint="give it at least one sample.")
+    return data
+
+
+def _last(cause: BaseException) -> str:
+    frame = traceback.extract_tb(cause.__traceback__)[-1:]
+    where = f" ({Path(frame[0].filename).name}, line {frame[0].lineno})" if frame else ""
+    return f"{type(cause).__name__}: {cause}{where}"

@@ -1,0 +1,194 @@
+"""A rank's life: meet the others, build, load, step after step, save, tell the controller, leave."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import sys
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from supernode.checkpoint import state, store
+from supernode.errors import SupernodeError
+from supernode.schema.plan import Plan
+from supernode.training.assemble import assemble
+from supernode.training.corpus import Corpus, open_corpus
+from supernode.training.data import Feed, open_feed
+from supernode.training.mesh import Place, meet
+from supernode.training.optimizer import build_optimizer
+from supernode.training.saving import make_manifest, restore, tensors
+from supernode.training.step import Stepper
+from supernode.training.tensor import SplitCrossEntropy
+from supernode.training.writing import write_sample
+
+_PEER_GONE = re.compile(
+    r"gloo|connection (closed|reset|refused)|broken pipe|connection was closed|socket|peer|timed? ?out", re.IGNORECASE
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """What a rank is told when it starts.
+
+    Attributes:
+        folder: of the run.
+        meeting: empty folder where this incarnation's ranks meet.
+        checkpoint: name of the checkpoint to go on from; empty from the start. Its bytes are verified.
+    """
+
+    rank: int
+    incarnation: int
+    plan: Plan
+    folder: Path
+    meeting: Path
+    checkpoint: str
+    threads: int
+
+
+class Channel:
+    """The line to the controller: one JSON object a line, both ways. A controller that is gone ends the rank."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._connection.setblocking(True)
+
+    def send(self, kind: str, **values: Any) -> None:
+        """Say something; blocks while the controller is slow to listen."""
+        try:
+            self._connection.sendall(json.dumps({"kind": kind, **values}).encode() + b"\n")
+        except OSError:
+            sys.exit(0)  # Nobody is left to report to, and nobody may go on unseen.
+
+    def asked_to_stop(self) -> bool:
+        """Tell whether the controller asked to save and leave; does not wait."""
+        self._connection.setblocking(False)
+        try:
+            return bool(self._connection.recv(4096))
+        except BlockingIOError:
+            return False
+        finally:
+            self._connection.setblocking(True)
+
+
+def live(assignment: Assignment, channel: Channel) -> int:
+    """Live one rank's life; returns its exit code. Every error is told to the controller before it ends the rank."""
+    torch.set_num_threads(assignment.threads)
+    try:
+        _train(assignment, channel)
+    except SupernodeError as error:
+        channel.send("failed", error=type(error).__name__, message=error.message, hint=error.hint)
+        return error.exit_code
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # noqa: BLE001 - the last place where it can be told
+        traceback.print_exc()
+        text = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        if isinstance(error, (dist.DistBackendError, dist.DistNetworkError, ConnectionError)) or (
+            isinstance(error, RuntimeError) and _PEER_GONE.search(str(error))
+        ):
+            channel.send("peer_lost", message=text)
+        else:
+            channel.send(
+                "failed", error="RunError", message=f"rank {assignment.rank} stopped: {text}",
+                hint=f"see {assignment.folder}/logs/rank-{assignment.rank}.log for where.",
+            )  # fmt: skip
+        return 1
+    return 0
+
+
+def _train(assignment: Assignment, channel: Channel) -> None:
+    begun = time.perf_counter()
+    plan, job = assignment.plan, assignment.plan.job
+    place = meet(
+        plan.layout, assignment.rank, folder=assignment.meeting, rendezvous=job.rendezvous, silence=job.recovery.silence
+    )
+    channel.send("met")
+    corpus = None if job.data.dataset else open_corpus(assignment.folder / "data")
+    parts = assemble(plan, place)
+    feed = open_feed(plan, corpus, place.data)
+    optimizer = build_optimizer(job.optimizer, [p for _, p in parts.parameters() if p.requires_grad])
+    loss = feed.loss
+    if plan.layout.tensor > 1:
+        loss = SplitCrossEntropy(place.group("tensor"), plan.vocabulary)
+    stepper = Stepper(plan, place, parts, feed, optimizer, loss)
+    step = 0
+    if assignment.checkpoint:
+        folder = assignment.folder / "checkpoints" / assignment.checkpoint
+        manifest = store.read_manifest(folder)
+        restore(parts, optimizer, place, plan, folder, manifest)
+        step = manifest.step
+    dist.barrier()
+    channel.send("ready", seconds=time.perf_counter() - begun)
+    _Run(assignment, channel, place, stepper, corpus).go(step)
+    dist.destroy_process_group()
+
+
+class _Run:
+    """The loop over steps, and what happens between them."""
+
+    def __init__(
+        self, assignment: Assignment, channel: Channel, place: Place, stepper: Stepper, corpus: Corpus | None
+    ) -> None:
+        self.assignment, self.channel, self.place, self.stepper, self.corpus = (
+            assignment, channel, place, stepper, corpus,
+        )  # fmt: skip
+        self.plan, self.job = assignment.plan, assignment.plan.job
+        self.checkpoints = assignment.folder / "checkpoints"
+        self.is_first = place.rank == 0
+
+    def go(self, step: int) -> None:
+        """Take the steps that are left."""
+        stopping = False
+        while step < self.job.steps and not stopping:
+            begun = time.perf_counter()
+            asked = self.is_first and self.channel.asked_to_stop()
+            outcome = self.stepper.train(step, stop=asked)
+            step += 1
+            stopping = outcome.stop
+            if self.is_first:
+                self.channel.send(
+                    "step", step=step, loss=outcome.loss, seconds=time.perf_counter() - begun,
+                    tokens=self._tokens(step - 1), norm=outcome.norm, rate=outcome.rate, parts=outcome.parts,
+                )  # fmt: skip
+            else:
+                self.channel.send("beat", step=step)
+            last = step == self.job.steps
+            every = self.job.evaluate.every
+            if last or (every and step % every == 0):
+                self._evaluate(step)
+            if last or stopping or step % self.job.checkpoint.every == 0:
+                self._save(step)
+        if self.is_first and step == self.job.steps and self.job.sample.tokens and self.corpus is not None:
+            if self.job.shape is not None:
+                text = write_sample(self.plan, self.corpus, self.checkpoints / store.name_of(step))
+                self.channel.send("note", name="sample", value=text)
+        self.channel.send("done", step=step)
+
+    def _tokens(self, step: int) -> int:
+        samples = len(self.stepper.feed.sampler.indices(step))
+        return samples * (1 if self.job.data.dataset else self.job.data.sequence)
+
+    def _evaluate(self, step: int) -> None:
+        begun = time.perf_counter()
+        loss = self.stepper.evaluate()
+        if self.is_first:
+            self.channel.send("evaluated", step=step, loss=loss, seconds=time.perf_counter() - begun)
+
+    def _save(self, step: int) -> None:
+        begun = time.perf_counter()
+        feed: Feed = self.stepper.feed
+        manifest = make_manifest(self.plan, step, feed.sampler, self.corpus.fingerprint if self.corpus else "")
+        held = tensors(self.stepper.parts, self.stepper.optimizer, self.place.data)
+        nbytes = state.save(held, self.checkpoints, manifest)
+        if self.is_first:
+            store.prune(self.checkpoints, keep=self.job.checkpoint.keep)
+            self.channel.send(
+                "saved", step=step, checkpoint=store.name_of(step), nbytes=nbytes, seconds=time.perf_counter() - begun
+            )

@@ -1,0 +1,36 @@
+"""Text that a trained model writes: one process, the whole model, one token after another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from supernode.models.decoder import Decoder
+from supernode.schema.plan import Plan
+from supernode.training.assemble import assemble, seed_for
+from supernode.training.corpus import Corpus, decode, encode
+from supernode.training.saving import load_weights
+
+
+@torch.no_grad()
+def write_sample(plan: Plan, corpus: Corpus, checkpoint: Path) -> str:
+    """Return the prompt and what the model of a checkpoint makes of it.
+
+    Each new token is drawn from the whole sequence so far, cut to the length that the model was trained on.
+    """
+    parts = assemble(plan, None)
+    load_weights(parts, checkpoint)
+    model = parts.modules[0].eval()
+    assert isinstance(model, Decoder)
+    wanted, sequence = plan.job.sample, plan.job.data.sequence
+    generator = torch.Generator().manual_seed(seed_for(plan.job.seed, "sample"))
+    tokens = encode(corpus, wanted.prompt) or [0]
+    for _ in range(wanted.tokens):
+        logits_V = model(torch.tensor([tokens[-sequence:]]))[0, -1].float()
+        if wanted.temperature == 0:
+            tokens.append(int(logits_V.argmax()))
+        else:
+            chances_V = (logits_V / wanted.temperature).softmax(-1)
+            tokens.append(int(torch.multinomial(chances_V, 1, generator=generator)))
+    return decode(corpus, tokens)

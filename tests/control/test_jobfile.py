@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from supernode.control.codec import from_json, to_json
+from supernode.schema.codec import from_json, to_json
 from supernode.control.jobfile import job_from, job_to_dict, load_job
 from supernode.errors import RunError, SpecError
 from supernode.schema.event import StepDone

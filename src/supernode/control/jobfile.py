@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from pydantic import ValidationError
 
-from supernode.control.codec import adapter, to_plain
+from supernode.schema.codec import adapter, to_plain
 from supernode.control.yamlfile import read_mapping
 from supernode.errors import SpecError
 from supernode.registry import did_you_mean

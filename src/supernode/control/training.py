@@ -32,8 +32,8 @@ from supernode.schema.job import JobSpec
 from supernode.schema.plan import Plan
 from supernode.schema.report import Report, RunState
 from supernode.schema.slice import Request
-from supernode.training.bigram import bigram_loss
-from supernode.training.corpus import Corpus, prepare
+from supernode.data.bigram import bigram_loss
+from supernode.data.corpus import Corpus, prepare
 
 if TYPE_CHECKING:
     from supernode.control.supernode import SuperNode

@@ -19,7 +19,7 @@ def _within(section: str, value: object, **limits: tuple[float, float]) -> None:
         number = getattr(value, key)
         if not least <= number <= most:
             name = f"{section}.{key}" if section else key
-            raise SpecError(f"`{name}` is {number}", hint=f"choose {least:g} to {most:g}.")
+            raise SpecError(f"`{name}` is {number}", hint=f"choose {least:,} to {most:,}.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

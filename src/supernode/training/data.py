@@ -12,8 +12,8 @@ from torch import Tensor
 
 from supernode.errors import DataError
 from supernode.schema.plan import Plan
-from supernode.training.corpus import Corpus, load_tokens
-from supernode.training.sampler import Sampler
+from supernode.data.corpus import Corpus, load_tokens
+from supernode.data.sampler import Sampler
 from supernode.training.tensor import IGNORED, cross_entropy
 from supernode.training.usercode import build_user_data, load_function
 

@@ -18,7 +18,7 @@ from supernode.schema.manifest import Manifest
 from supernode.schema.plan import Plan
 from supernode.training.assemble import Parts
 from supernode.training.mesh import Place
-from supernode.training.sampler import Sampler
+from supernode.data.sampler import Sampler
 
 
 def describe_model(plan: Plan) -> str:

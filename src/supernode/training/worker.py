@@ -19,7 +19,7 @@ from supernode.checkpoint import state, store
 from supernode.errors import SupernodeError
 from supernode.schema.plan import Plan
 from supernode.training.assemble import assemble
-from supernode.training.corpus import Corpus, open_corpus
+from supernode.data.corpus import Corpus, open_corpus
 from supernode.training.data import Feed, open_feed
 from supernode.training.mesh import Place, meet
 from supernode.training.optimizer import build_optimizer

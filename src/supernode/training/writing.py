@@ -9,7 +9,7 @@ import torch
 from supernode.models.decoder import Decoder
 from supernode.schema.plan import Plan
 from supernode.training.assemble import assemble, seed_for
-from supernode.training.corpus import Corpus, decode, encode
+from supernode.data.corpus import Corpus, decode, encode
 from supernode.training.saving import load_weights
 
 

@@ -23,7 +23,7 @@ import xxhash
 
 from supernode.errors import DataError, MachineError
 from supernode.schema.job import JobSpec
-from supernode.training.sources import (
+from supernode.data.sources import (
     Survey,
     Tell,
     TextFile,

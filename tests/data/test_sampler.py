@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from supernode.errors import DataError
-from supernode.training.sampler import Sampler
+from supernode.data.sampler import Sampler
 
 lengths = st.integers(1, 200)
 batches = st.integers(1, 50)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from supernode.training.corpus import Corpus, load_tokens
+from supernode.data.corpus import Corpus, load_tokens
 
 DENSE_VOCABULARY = 1024
 """Up to here all pairs are counted in one table (8 MB)."""

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from supernode.training.bigram import bigram_loss
-from supernode.training.corpus import Corpus
+from supernode.data.bigram import bigram_loss
+from supernode.data.corpus import Corpus
 
 
 def corpus(folder: Path, train: list[int], held_out: list[int], *, vocabulary: int) -> Corpus:

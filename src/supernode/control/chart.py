@@ -61,18 +61,7 @@ def line_chart(
     right = max(steps, default=1)
     x = _scale(0, right, _LEFT, _LEFT + _PLOT)
     y = _scale(low, high, _TOP + _PLOT_HEIGHT, _TOP)
-    parts = [*_grid(low, high, y), *_steps_axis(right, x)]
-    parts += [
-        f'<text x="{_LEFT + _PLOT / 2}" y="{_TOP + _PLOT_HEIGHT + 36}" text-anchor="middle">{escape(x_name)}</text>',
-        f'<text transform="translate(14 {_TOP + _PLOT_HEIGHT / 2}) rotate(-90)" text-anchor="middle">'
-        f"{escape(y_name)}</text>",
-    ]
-    for mark in marks:
-        at = f"{x(mark):.1f}"
-        parts.append(f'<path class="mark" d="M{at} {_TOP}V{_TOP + _PLOT_HEIGHT}"/>')
-        parts.append(
-            f'<path class="flag" d="M{at} {_TOP + 8}l-5 -9h10z"><title>recovered at step {mark}</title></path>'
-        )
+    parts = [*_grid(low, high, y), *_steps_axis(right, x), *_axis_names(x_name, y_name), *_marks(marks, x)]
     labels: list[tuple[float, str]] = []
     if level:
         parts.append(f'<path class="level" d="M{_LEFT} {y(level[1]):.1f}h{_PLOT}"/>')
@@ -138,9 +127,11 @@ def thinned(points: Mapping[int, float]) -> list[tuple[int, float]]:
     size = -(-2 * len(ordered) // MOST_POINTS)
     kept: set[tuple[int, float]] = {ordered[0], ordered[-1]}
     for first in range(0, len(ordered), size):
-        bucket = [point for point in ordered[first : first + size] if math.isfinite(point[1])]
-        if bucket:
-            kept |= {min(bucket, key=lambda p: p[1]), max(bucket, key=lambda p: p[1])}
+        bucket = ordered[first : first + size]
+        finite = [point for point in bucket if math.isfinite(point[1])]
+        if finite:
+            kept |= {min(finite, key=lambda p: p[1]), max(finite, key=lambda p: p[1])}
+        kept |= {point for point in bucket if not math.isfinite(point[1])}
     return sorted(kept)
 
 
@@ -172,6 +163,22 @@ def _steps_axis(right: int, x: Callable[[float], float]) -> list[str]:
         f'<text x="{x(tick):.1f}" y="{bottom + 18}" text-anchor="middle">{tick:,.0f}</text>'
         for tick in nice_ticks(right, most=8)
         if tick == round(tick)
+    ]
+
+
+def _axis_names(x_name: str, y_name: str) -> list[str]:
+    middle = _TOP + _PLOT_HEIGHT / 2
+    return [
+        f'<text x="{_LEFT + _PLOT / 2}" y="{_TOP + _PLOT_HEIGHT + 36}" text-anchor="middle">{escape(x_name)}</text>',
+        f'<text transform="translate(14 {middle}) rotate(-90)" text-anchor="middle">{escape(y_name)}</text>',
+    ]
+
+
+def _marks(marks: Sequence[int], x: Callable[[float], float]) -> list[str]:
+    return [
+        f'<path class="mark" d="M{x(mark):.1f} {_TOP}V{_TOP + _PLOT_HEIGHT}"/>'
+        f'<path class="flag" d="M{x(mark):.1f} {_TOP + 8}l-5 -9h10z"><title>recovered at step {mark}</title></path>'
+        for mark in marks
     ]
 
 

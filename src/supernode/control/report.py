@@ -74,7 +74,7 @@ def report_json(report: Report) -> dict[str, Any]:
 
 
 def report_html(report: Report, state: RunState) -> str:
-    """Return the report as one HTML page: no script, nothing loaded from elsewhere, light or dark as the reader has it."""
+    """Return the report as one HTML page: no script, nothing loaded from elsewhere, light or dark."""
     sections = [
         _head(report, state),
         _loss(report, state),
@@ -158,14 +158,14 @@ def _loss_text(loss: float | None) -> str:
 def _loss(report: Report, state: RunState) -> str:
     if not report.losses:
         return _section("Loss", "<p>No step is done yet.</p>")
-    marks = recoveries(state)
+    marks, first = recoveries(state), _number(report.losses[min(report.losses)])
     drawing = line_chart(
         [
             Series(name="training", points=report.losses, style="s1"),
             Series(name="held-out", points=report.held_out, style="s2", dots=True),
         ],
         title="Loss by step",
-        desc=f"Training loss from {_loss_text(_number(report.losses[min(report.losses)]))} to {_loss_text(report.loss)} "
+        desc=f"Training loss from {_loss_text(first)} to {_loss_text(report.loss)} "
         f"over {len(report.losses)} steps; held-out loss {_loss_text(report.held_out_loss)}; "
         f"recovered {len(marks)} times.",
         x_name="step",

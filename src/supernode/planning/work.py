@@ -77,11 +77,12 @@ def stage_forward_flops(shape: DecoderShape, stage: Stage, sequence: int, *, ten
 def block_traffic(shape: DecoderShape, tensor: int) -> float:
     """Return elements per token that one block's forward reads and writes outside its matrix products.
 
-    Two norms (read, write), two residual sums (read two, write one) over the whole width; rotary turns of queries and
-    keys, SiLU and the gate's product over the card's own part.
+    Counted in eager PyTorch, where each operation reads its inputs and writes its result. Over the whole width: two
+    norms (2 each) and two residual sums (3 each). Over the card's own part: the rotary turn of queries and keys (negate half,
+    join, two products, sum: 10), the copy that puts heads side by side (2), SiLU (2) and the gate's product (3).
     """
-    rotary = 2 * (shape.width + shape.key_heads * shape.head_width) / tensor
-    return 10.0 * shape.width + rotary + 5.0 * share(shape.inner, tensor)
+    own = (12 * shape.width + 10 * shape.key_heads * shape.head_width) / tensor + 5 * share(shape.inner, tensor)
+    return 10.0 * shape.width + own
 
 
 def block_activations(shape: DecoderShape, tensor: int) -> int:

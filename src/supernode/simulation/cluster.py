@@ -60,9 +60,7 @@ class SimulatedBackend:
         self._stopping = False
         self._incarnation = 0
         self._steps: dict[str, int] = {"": 0}
-        self._life: Iterator[Moment] = iter(())
-        self._next: Moment | None = None
-        self._failure: Moment | None = None
+        self._end_life()
 
     def now(self) -> float:
         """Return the virtual time in seconds."""
@@ -156,7 +154,9 @@ class SimulatedBackend:
         return RankLost(rank=rank, incarnation=self._incarnation, reason=reason)
 
     def _end_life(self) -> None:
-        self._life, self._next, self._failure = iter(()), None, None
+        self._life: Iterator[Moment] = iter(())
+        self._next: Moment | None = None
+        self._failure: Moment | None = None
 
     def _seconds_of(self, plan: Plan) -> float:
         if self._step_seconds is not None:

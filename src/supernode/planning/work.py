@@ -78,8 +78,9 @@ def block_traffic(shape: DecoderShape, tensor: int) -> float:
     """Return elements per token that one block's forward reads and writes outside its matrix products.
 
     Counted in eager PyTorch, where each operation reads its inputs and writes its result. Over the whole width: two
-    norms (2 each) and two residual sums (3 each). Over the card's own part: the rotary turn of queries and keys (negate half,
-    join, two products, sum: 10), the copy that puts heads side by side (2), SiLU (2) and the gate's product (3).
+    norms (2 each) and two residual sums (3 each). Over the card's own part: the rotary turn of queries and keys
+    (negate half, join, two products, sum: 10), the copy that puts heads side by side (2), SiLU (2) and the gate's
+    product (3).
     """
     own = (12 * shape.width + 10 * shape.key_heads * shape.head_width) / tensor + 5 * share(shape.inner, tensor)
     return 10.0 * shape.width + own

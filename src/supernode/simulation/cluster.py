@@ -23,6 +23,10 @@ class SimulatedBackend:
     Losses are not simulated: every `StepDone` carries 0.
     """
 
+    _life: Iterator[Moment]
+    _next: Moment | None
+    _failure: Moment | None
+
     def __init__(
         self,
         plan: Plan,
@@ -154,9 +158,7 @@ class SimulatedBackend:
         return RankLost(rank=rank, incarnation=self._incarnation, reason=reason)
 
     def _end_life(self) -> None:
-        self._life: Iterator[Moment] = iter(())
-        self._next: Moment | None = None
-        self._failure: Moment | None = None
+        self._life, self._next, self._failure = iter(()), None, None
 
     def _seconds_of(self, plan: Plan) -> float:
         if self._step_seconds is not None:

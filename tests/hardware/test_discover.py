@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from supernode.errors import SpecError
-from supernode.hardware.discover import cpu_quota, discover, known_gpu, memory_limit, usable_cores
+from supernode.hardware.discover import cpu_quota, discover, gpu_card, known_gpu, memory_limit, usable_cores
 
 
 def test_eight_cards_share_the_cores() -> None:
@@ -63,6 +64,31 @@ def test_the_older_control_groups_are_read(tmp_path: Path) -> None:
     (tmp_path / "cpu/cpu.cfs_period_us").write_text("100000\n")
 
     assert cpu_quota(tmp_path) == 2
+
+
+class FakeNvml:
+    """A driver with one H200 whose power is capped."""
+
+    NVMLError = RuntimeError
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
+        return index
+
+    def nvmlDeviceGetName(self, handle: int) -> bytes:  # noqa: N802
+        return b"NVIDIA H200"
+
+    def nvmlDeviceGetPowerManagementLimit(self, handle: int) -> int:  # noqa: N802
+        return 500_000  # milliwatts
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> SimpleNamespace:  # noqa: N802
+        return SimpleNamespace(total=150_754_820_096)
+
+
+def test_a_gpu_has_the_memory_and_power_that_its_driver_reports() -> None:
+    card = gpu_card(FakeNvml(), 0)
+
+    assert (card.name, card.memory, card.power) == ("H200", 150_754_820_096, 500)
+    assert card.flops["bfloat16"] == pytest.approx(989.4e12)
 
 
 @pytest.mark.parametrize(

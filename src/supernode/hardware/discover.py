@@ -27,7 +27,7 @@ SEND_BYTES = 8 * 2**20
 CGROUP = Path("/sys/fs/cgroup")
 
 
-def discover(cards: int | None = None, *, measure: bool = True) -> Machine:
+def discover(cards: int | None = None, *, cpu_only: bool = False, measure: bool = True) -> Machine:
     """Return this computer as a machine named `local`.
 
     GPUs that NVML shows are the cards. Without them, or when more cards are asked for than there are GPUs, CPU cores
@@ -35,6 +35,7 @@ def discover(cards: int | None = None, *, measure: bool = True) -> Machine:
 
     Args:
         cards: how many; None takes the GPUs, else the cores.
+        cpu_only: leave GPUs aside.
         measure: take FLOP/s and bandwidth of CPU cores by measuring for about 0.1 s; else from the catalogue.
 
     Raises:
@@ -42,7 +43,7 @@ def discover(cards: int | None = None, *, measure: bool = True) -> Machine:
     """
     if cards is not None and (isinstance(cards, bool) or not isinstance(cards, int) or not 1 <= cards <= MOST_CARDS):
         raise SpecError(f"`cards` is {cards!r}", hint=f"choose 1 to {MOST_CARDS:,}, or leave it out.")
-    gpus = _gpus()
+    gpus = [] if cpu_only else _gpus()
     if gpus and (cards is None or cards <= len(gpus)):
         return _local(gpus[0], cards or len(gpus), cores=0, host_memory=_host_memory())
     cores = usable_cores()
@@ -206,15 +207,20 @@ def _gpus() -> list[Card]:
     except pynvml.NVMLError:
         return []
     try:
-        return [_gpu(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount())]
+        return [gpu_card(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount())]
     except pynvml.NVMLError:
         return []
     finally:
         pynvml.nvmlShutdown()
 
 
-def _gpu(nvml: Any, index: int) -> Card:
-    """Return a GPU: the catalogue's numbers for its model, with the memory and power limit that it reports."""
+def gpu_card(nvml: Any, index: int) -> Card:
+    """Return a GPU: the catalogue's numbers for its model, with the memory and power limit that it reports.
+
+    Args:
+        nvml: the module `pynvml`, initialised.
+        index: which GPU.
+    """
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     told = nvml.nvmlDeviceGetName(handle)
     name = told.decode() if isinstance(told, bytes) else str(told)

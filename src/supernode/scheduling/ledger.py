@@ -41,7 +41,8 @@ class Ledger:
     """What is held of a machine.
 
     On direct fabrics a port is one end of a link to a neighbour, and what leaves a card stays on the links inside its
-    slice. Behind switches a card has one port, and each group of a tier has an uplink to the next tier.
+    slice. Behind switches a card has one port, and each group of a tier has an uplink to the next tier that all of its
+    cards share: a node's network cards serve every card in it, as NCCL's do.
 
     Attributes:
         parts: (C,) parts held of each card.

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from pydantic import ValidationError
 
 from supernode.schema.codec import adapter, to_plain
-from supernode.control.yamlfile import read_mapping
+from supernode.control.yamlfile import read_mapping, read_value
 from supernode.errors import SpecError
 from supernode.registry import did_you_mean
 from supernode.schema.job import JobSpec
@@ -197,3 +197,15 @@ def _anchored(job: JobSpec, folder: Path) -> JobSpec:
         loss=data.loss if data.loss == "cross_entropy" else function(data.loss),
     )
     return replace(job, model=function(job.module) if job.module else job.model, data=anchored)
+
+
+def override_from(pair: str) -> tuple[str, Any]:
+    """Return key and value of a `KEY=VALUE` flag; the value is read as YAML reads one.
+
+    Raises:
+        SpecError: there is no `=`, or no key before it.
+    """
+    key, equals, value = pair.partition("=")
+    if not equals or not key.strip():
+        raise SpecError(f"`--set {pair}` is not KEY=VALUE", hint="write, say, `--set parallelism.data=2`.")
+    return key.strip(), read_value(value, key=key.strip())

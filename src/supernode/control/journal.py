@@ -55,8 +55,10 @@ def read(path: Path) -> Iterator[tuple[float, Event]]:
     Raises:
         RunError: the file is no journal, or holds what this version does not know.
     """
+    # Without a write-ahead log nobody writes, and a plain read leaves no file of its own behind.
+    mode = "mode=ro" if path.with_name(f"{path.name}-wal").exists() else "immutable=1"
     try:
-        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as connection:
+        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?{mode}", uri=True)) as connection:
             rows = connection.execute("SELECT time, kind, record FROM events ORDER BY id").fetchall()
     except sqlite3.Error as error:
         raise _unusable(path, error) from error

@@ -56,15 +56,16 @@ class SuperNode:
         self._pool: Pool | None = None
 
     @classmethod
-    def discover(cls, cards: int | None = None) -> SuperNode:
+    def discover(cls, cards: int | None = None, *, cpu_only: bool = False) -> SuperNode:
         """Describe this computer: its GPUs, else its CPU cores as cards.
 
         Args:
             cards: cards to see; more than there are cores makes each a fraction of one.
+            cpu_only: leave GPUs aside; training runs on CPU cores so far.
         """
         from supernode.hardware.discover import discover
 
-        return cls(machine=discover(cards=cards))
+        return cls(machine=discover(cards=cards, cpu_only=cpu_only))
 
     @property
     def pool(self) -> Pool:
@@ -77,9 +78,9 @@ class SuperNode:
 
     def sheet(self) -> MachineSheet:
         """Return memory, FLOP/s, bandwidth, watts and cost of the machine, all derived from its parts."""
-        from supernode.hardware.sheet import sheet
+        from supernode.hardware.sheet import machine_sheet
 
-        return sheet(self.machine)
+        return machine_sheet(self.machine)
 
     def allocate(
         self, gpu_memory: str | float = 0, inter_bandwidth: str | float = 0, *, cards: int | None = None,
@@ -135,7 +136,7 @@ class SuperNode:
         """
         from supernode.control.simulate import simulate
 
-        return simulate(self.plan(job), mtbf=mtbf, seed=seed)
+        return simulate(self.plan(job), self.machine, mtbf=mtbf, seed=seed)
 
     def run(self, job: Job, *, folder: str | Path | None = None, watch: Watch | None = None) -> Report:
         """Train on this computer's cards until the job is done; failed ranks are replaced on the way.

@@ -115,3 +115,17 @@ def _content(path: Path) -> bytes:
         raise SpecError(f"{path} is not a regular file", hint="name a job file on disk.")
     with path.open("rb") as file:
         return file.read(LARGEST_FILE + 1)
+
+
+def read_value(text: str, *, key: str) -> Any:
+    """Return a value as a file would hold it behind `key:`.
+
+    Raises:
+        SpecError: it is not YAML.
+    """
+    if len(text) > LARGEST_FILE:
+        raise SpecError(f"`{key}` is {len(text):,} characters long", hint="put it into the job file.")
+    try:
+        return yaml.load(text, _Loader)  # noqa: S506 - a safe loader, only stricter
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise SpecError(f"`{key}` is {text!r}, which cannot be read", hint="quote it as in the job file.") from error

@@ -89,7 +89,7 @@ def live(assignment: Assignment, channel: Channel) -> int:
         raise
     except BaseException as error:  # noqa: BLE001 - the last place where it can be told
         traceback.print_exc()
-        text = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        text = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0].split(' This is typically')[0]}"
         if isinstance(error, (dist.DistBackendError, dist.DistNetworkError, ConnectionError)) or (
             isinstance(error, RuntimeError) and _PEER_GONE.search(str(error))
         ):
@@ -127,7 +127,6 @@ def _train(assignment: Assignment, channel: Channel) -> None:
     dist.barrier()
     channel.send("ready", seconds=time.perf_counter() - begun)
     _Run(assignment, channel, place, stepper, corpus).go(step)
-    dist.destroy_process_group()
 
 
 class _Run:
@@ -165,8 +164,9 @@ class _Run:
                 self._evaluate(step)
             if last or stopping or step % self.job.checkpoint.every == 0:
                 self._save(step)
-        if self.is_first and step == self.job.steps and self.job.sample.tokens and self.corpus is not None:
-            if self.job.shape is not None:
+        dist.destroy_process_group()
+        if self.is_first and step == self.job.steps and self.job.sample.tokens and self.job.shape is not None:
+            if self.corpus is not None:
                 text = write_sample(self.plan, self.corpus, self.checkpoints / store.name_of(step))
                 self.channel.send("note", name="sample", value=text)
         self.channel.send("done", step=step)

@@ -1,0 +1,218 @@
+"""The terminal: reads flags, makes one call, shows what came of it. Data goes to stdout, talk to stderr."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
+
+from supernode.errors import SupernodeError
+
+app = typer.Typer(
+    name="supernode", add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,
+    help="Many accelerator cards as one machine: plan, simulate, run, resume, report.",
+)  # fmt: skip
+
+JobFile = Annotated[Path, typer.Argument(metavar="FILE", help="Job file (YAML).", show_default=False)]
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run, or its name below runs/.", show_default=False)]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Cards = Annotated[Optional[int], typer.Option("--cards", help="Cards to use.", show_default=False)]  # noqa: UP045
+Set = Annotated[
+    Optional[list[str]],  # noqa: UP045 - typer reads the annotation at run time
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the job: --set parallelism.data=2.", show_default=False),
+]
+Card = Annotated[str, typer.Option("--card", help="Card of the catalogue; `local` for this computer.")]
+Interconnect = Annotated[str, typer.Option("--interconnect", help="How cards are joined.")]
+Cooling = Annotated[str, typer.Option("--cooling", help="`liquid` or `air`.")]
+
+
+@app.command()
+def plan(
+    file: JobFile, cards: Cards = None, card: Card = "local", interconnect: Interconnect = "3D_Ring",
+    cooling: Cooling = "liquid", overrides: Set = None, as_json: Json = False,
+) -> None:  # fmt: skip
+    """Check a job's degrees, cut its layers over stages, estimate memory and step time."""
+    from supernode.cli import show
+    from supernode.control.jobfile import load_job
+
+    job = load_job(file, overrides=_overrides(overrides))
+    show.plan(_node(cards, card, interconnect, cooling, job).plan(job), as_json=as_json)
+
+
+@app.command()
+def simulate(
+    file: JobFile, cards: Cards = None, card: Card = "local", interconnect: Interconnect = "3D_Ring",
+    cooling: Cooling = "liquid",
+    mtbf: Annotated[str, typer.Option("--mtbf", help="Mean time between failures of one card, such as 2000h; empty for none.")] = "",
+    seed: Annotated[int, typer.Option("--seed", help="Of the failures.")] = 0,
+    out: Annotated[Optional[Path], typer.Option("--out", help="Folder for the step's timeline (SVG) and trace (Perfetto).", show_default=False)] = None,  # noqa: UP045
+    overrides: Set = None, as_json: Json = False,
+) -> None:  # fmt: skip
+    """Play a job in virtual time: one step event by event, then the whole run with failures."""
+    from supernode.cli import show
+    from supernode.control.jobfile import load_job
+    from supernode.units import parse_seconds
+
+    job = load_job(file, overrides=_overrides(overrides))
+    between = parse_seconds(mtbf, key="--mtbf") if mtbf else float("inf")
+    result = _node(cards, card, interconnect, cooling, job).simulate(job, mtbf=between, seed=seed)
+    show.simulation(result, result.write(out) if out is not None else (), as_json=as_json)
+
+
+@app.command()
+def run(
+    file: JobFile, cards: Cards = None,
+    folder: Annotated[Optional[Path], typer.Option("--folder", help="Where the run lives; by default runs/NAME.", show_default=False)] = None,  # noqa: UP045
+    overrides: Set = None, as_json: Json = False,
+) -> None:  # fmt: skip
+    """Train on this computer until the job is done. Ctrl-C saves and stops; twice stops now."""
+    from supernode.cli import show
+    from supernode.control.jobfile import load_job
+    from supernode.control.training import start
+
+    job = load_job(file, overrides=_overrides(overrides))
+    with show.Watching(quiet=as_json) as watching:
+        report = start(
+            _local(cards, job), job, folder=folder, watch=watching.see, server=_taken_server(), progress=watching.prepare
+        )
+    show.report(report, as_json=as_json)
+
+
+@app.command()
+def resume(
+    run: Run, cards: Cards = None,
+    checkpoint: Annotated[str, typer.Option("--checkpoint", help="Older checkpoint to go on from, such as step-00000050.")] = "",
+    overrides: Set = None, as_json: Json = False,
+) -> None:  # fmt: skip
+    """Go on with a stopped, failed or orphaned run, on the same layout or on fewer or more cards."""
+    from supernode.cli import show
+    from supernode.control import runs
+    from supernode.control.training import resume as go_on
+
+    job = runs.find(run).job()
+    with show.Watching(quiet=as_json) as watching:
+        report = go_on(
+            _local(cards, job), run, checkpoint=checkpoint, overrides=_overrides(overrides), cards=cards,
+            watch=watching.see, server=_taken_server(),
+        )  # fmt: skip
+    show.report(report, as_json=as_json)
+
+
+@app.command()
+def status(run: Run, as_json: Json = False) -> None:
+    """Show how a run stands, from any terminal."""
+    from supernode.cli import show
+    from supernode.control.training import status as state_of
+
+    show.status(state_of(run), as_json=as_json)
+
+
+@app.command()
+def report(run: Run, as_json: Json = False) -> None:
+    """Write report.html and report.json into a run's folder."""
+    from supernode.cli import show
+    from supernode.control import runs
+    from supernode.control.training import write_report
+
+    folder = runs.find(run).path
+    show.report(write_report(folder), as_json=as_json)
+    show.talk(f"{folder / 'report.html'}")
+
+
+@app.command()
+def machine(
+    cards: Cards = None, card: Card = "local", interconnect: Interconnect = "3D_Ring", cooling: Cooling = "liquid",
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Show a machine's sheet: memory, FLOP/s, bandwidth, watts and cost, all derived from its parts."""
+    from supernode.cli import show
+
+    show.machine(_node(cards, card, interconnect, cooling, None).sheet(), as_json=as_json)
+
+
+def main() -> None:
+    """Run the command line; errors with a remedy are shown without a traceback and end with exit code 2."""
+    if len(sys.argv) > 2 and sys.argv[1] in ("run", "resume") and not {"--help", "-h"} & set(sys.argv):
+        _start_server()
+    try:
+        app(standalone_mode=False)
+    except SupernodeError as error:
+        _complain(error.message, error.hint)
+        code = error.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        code = 130
+    except BrokenPipeError:
+        sys.stdout = None  # The reader has gone; nothing more can be said to it.
+        code = 0
+    except Exception as error:
+        # click's own complaints (an unknown flag, a missing file) know how to show themselves.
+        if not hasattr(error, "show") or not hasattr(error, "exit_code"):
+            raise
+        error.show()
+        code = 2
+    else:
+        code = 0
+    finally:
+        if _SERVER:
+            _SERVER.pop().close()
+    sys.exit(code)
+
+
+_SERVER: list[Any] = []
+
+
+def _start_server() -> None:
+    """Start importing torch in the process that ranks are forked from, while this one reads the job."""
+    from importlib.util import find_spec
+
+    if find_spec("torch") is not None:
+        from supernode.backends.fork_client import ForkServer
+
+        _SERVER.append(ForkServer())
+
+
+def _taken_server() -> Any:
+    return _SERVER.pop() if _SERVER else None
+
+
+def _overrides(pairs: list[str] | None) -> dict[str, Any]:
+    from supernode.control.jobfile import override_from
+
+    return dict(override_from(pair) for pair in pairs or [])
+
+
+def _local(cards: int | None, job: Any) -> Any:
+    """Return this computer with as many cards as the job names, or as it has cores."""
+    from supernode.control.supernode import SuperNode
+
+    want = job.parallelism
+    least = want.tensor * want.pipeline
+    if cards is None:
+        import os
+
+        cores = len(os.sched_getaffinity(0))
+        cards = least * want.data if want.data else max(least, cores - cores % least)
+    return SuperNode.discover(cards=cards, cpu_only=True)
+
+
+def _node(cards: int | None, card: str, interconnect: str, cooling: str, job: Any) -> Any:
+    from supernode.control.supernode import SuperNode
+
+    if card == "local":
+        return _local(cards, job) if job is not None else SuperNode.discover(cards=cards)
+    if cards is None:
+        want = job.parallelism if job is not None else None
+        cards = 512 if want is None or not want.data else want.tensor * want.pipeline * want.data
+    return SuperNode(card_count=cards, interconnect=interconnect, cooling=cooling, card=card)
+
+
+def _complain(message: str, hint: str) -> None:
+    print(f"error: {message}", file=sys.stderr)
+    if hint:
+        print(f"hint: {hint}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,224 @@
+"""What people see: tables and progress with Rich on the terminal, the same values as JSON on demand."""
+
+from __future__ import annotations
+
+import json
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from supernode.schema.codec import to_plain
+from supernode.schema.event import Ended, Evaluated, Event, Noted, RankLost, Rejected, Saved, Started, StepDone, StopAsked
+from supernode.schema.report import Report, RunState
+from supernode.units import show, show_bytes, show_seconds
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from supernode.control.simulate import Simulation
+    from supernode.hardware.sheet import MachineSheet
+    from supernode.schema.plan import Plan
+
+_OUT = Console()
+_TALK = Console(stderr=True)
+
+
+def talk(text: str) -> None:
+    """Say something that is not data."""
+    _TALK.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, ensure_ascii=False))
+
+
+def _rows(title: str, rows: list[tuple[str, str]]) -> None:
+    table = Table(title=title, show_header=False, title_justify="left")
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in rows:
+        table.add_row(_plain(name), _plain(value))
+    _OUT.print(table)
+
+
+def _plain(text: str) -> Any:
+    from rich.text import Text
+
+    return Text(text)
+
+
+def plan(value: Plan, *, as_json: bool) -> None:
+    """Show a plan."""
+    from supernode.planning.planner import explain
+
+    if as_json:
+        _print_json(to_plain(value))
+    else:
+        _rows(f"plan of {value.job.name}", explain(value))
+
+
+def machine(sheet: MachineSheet, *, as_json: bool) -> None:
+    """Show a machine's sheet."""
+    if as_json:
+        _print_json(to_plain(sheet))
+    else:
+        _rows("machine", sheet.rows())
+
+
+def simulation(value: Simulation, files: tuple[Path, ...], *, as_json: bool) -> None:
+    """Show what a simulated run came to."""
+    state = value.state
+    if as_json:
+        _print_json(
+            {
+                "step_seconds": value.timeline.total, "closed_form_seconds": value.plan.step.total if value.plan.step else None,
+                "seconds": value.seconds, "ideal_seconds": value.ideal_seconds, "goodput": value.goodput,
+                "failures": state.failures, "steps_repeated": len(state.repeats), "saves": state.saves,
+                "save_seconds": value.save_seconds, "outcome": state.outcome, "files": [str(file) for file in files],
+            }
+        )  # fmt: skip
+        return
+    rows = [
+        ("one step", f"{show_seconds(value.timeline.total)} event by event"),
+        ("run", f"{show_seconds(value.seconds)} for {value.plan.job.steps:,} steps; {state.outcome}"),
+        ("goodput", f"{value.goodput:.1%} of it in steps that count"),
+        ("failures", f"{state.failures}, {len(state.repeats)} steps done again"),
+        ("checkpoints", f"{state.saves}, {show_seconds(value.save_seconds)} each (assumed 1 GB/s a node)"),
+    ]
+    if state.message:
+        rows.append(("ended", state.message))
+    _rows(f"simulation of {value.plan.job.name} (losses are not simulated)", rows)
+    for file in files:
+        talk(str(file))
+
+
+def status(state: RunState, *, as_json: bool) -> None:
+    """Show how a run stands."""
+    if as_json:
+        _print_json(to_plain(state))
+        return
+    job = state.plan.job
+    loss = f"{state.losses[state.step]:.4f}" if state.step in state.losses else "–"
+    rows = [
+        ("outcome", state.outcome + (f": {state.message}" if state.message else "")),
+        ("layout", str(state.plan.layout)),
+        ("cards up", f"{state.ready} of {state.plan.ranks}"),
+        ("step", f"{state.step:,} of {job.steps:,}"),
+        ("loss", loss),
+        ("failures", f"{state.failures}, {len(state.repeats)} steps done again, "
+                     f"{sum(same for _, same in state.repeats)} with the same loss"),
+        ("checkpoints", ", ".join(name for _, name in state.checkpoints) or "none"),
+    ]  # fmt: skip
+    rows += [(show_seconds(incident.time), f"{incident.what} {incident.detail}".strip()) for incident in state.incidents[-8:]]
+    if state.hint:
+        rows.append(("hint", state.hint))
+    _rows(job.name, rows)
+
+
+def report(value: Report, *, as_json: bool) -> None:
+    """Show a run's sum."""
+    if as_json:
+        from supernode.control.report import report_json
+
+        _print_json(report_json(value))
+        return
+    predicted, measured = value.predicted.get("total"), value.measured.get("total")
+    rows = [
+        ("outcome", value.outcome),
+        ("steps", f"{value.steps:,} on {value.layout}"),
+        ("loss", _number(value.loss)),
+        ("held-out loss", f"{_number(value.held_out_loss)} (bigram model: {_number(value.bigram_loss)})"),
+        ("step time", f"{_time(measured)} measured, {_time(predicted)} predicted"),
+        ("speed", f"{show(value.tokens_per_second, 'tokens/s')}" if value.tokens_per_second else "–"),
+        ("failures", f"{value.failures}; {value.repeats} steps done again, {value.repeats_identical} with the same loss"),
+    ]
+    if value.sample:
+        rows.append(("sample", value.sample))
+    _rows(value.name, rows)
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4f}"
+
+
+def _time(seconds: float | None) -> str:
+    return "–" if seconds is None else show_seconds(seconds)
+
+
+class Watching:
+    """Progress of a run on the terminal: step, loss, tokens/s, time left, cards up; incidents as they happen.
+
+    Args:
+        quiet: show nothing.
+    """
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._quiet = quiet
+        self._progress = Progress(
+            TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[told]}"), TimeRemainingColumn(),
+            console=_TALK, disable=quiet or not _TALK.is_terminal,
+        )  # fmt: skip
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> Watching:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def prepare(self, what: str, done: float) -> None:
+        """Show the data being prepared."""
+        if self._task is None:
+            self._task = self._progress.add_task("data", total=1.0, told="")
+        self._progress.update(self._task, description="data", completed=done, told=what)
+
+    def see(self, event: Event, state: RunState) -> None:
+        """Show an event."""
+        if self._quiet:
+            return
+        job = state.plan.job
+        if isinstance(event, Started):
+            self._say(f"{job.name}: {state.plan.layout}, {job.steps:,} steps; cards {_list(state.plan.cards)}")
+            if self._task is not None:
+                self._progress.remove_task(self._task)
+            self._task = self._progress.add_task("step", total=job.steps, completed=state.step, told="starting")
+        elif isinstance(event, StepDone):
+            self._stepped(event, state)
+        elif isinstance(event, Saved):
+            self._say(f"step {event.step:,}: {event.checkpoint} saved, {show_bytes(event.nbytes)} in {show_seconds(event.seconds)}")
+        elif isinstance(event, Evaluated):
+            self._say(f"step {event.step:,}: held-out loss {event.loss:.4f}")
+        elif isinstance(event, RankLost):
+            self._say(f"rank {event.rank} lost: {event.reason}")
+        elif isinstance(event, Rejected):
+            self._say(f"{event.checkpoint} is not used: {event.reason}")
+        elif isinstance(event, StopAsked):
+            self._say("stopping now" if event.now else "saving, then stopping; Ctrl-C again stops now")
+        elif isinstance(event, Noted) and event.name != "sample":
+            self._say(f"{event.name}: {event.value}")
+        elif isinstance(event, Ended):
+            self._say(f"{event.outcome}{': ' + event.message if event.message else ''}")
+
+    def _stepped(self, event: StepDone, state: RunState) -> None:
+        job = state.plan.job
+        speed = show(event.tokens / event.seconds, "tokens/s" if not job.data.dataset else "samples/s")
+        told = f"{event.step:,}/{job.steps:,} loss {event.loss:.4f} {speed} cards {state.ready}/{state.plan.ranks}"
+        if self._task is not None:
+            self._progress.update(self._task, completed=event.step, told=told)
+        # Without a live line, a word now and then.
+        if self._progress.disable and (event.step % max(1, job.steps // 20) == 0 or event.step == 1):
+            self._say(f"step {told}")
+
+    def _say(self, text: str) -> None:
+        self._progress.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def _list(cards: tuple[int, ...]) -> str:
+    shown = ", ".join(map(str, cards[:8]))
+    return shown + (f", … ({len(cards)} in all)" if len(cards) > 8 else "")

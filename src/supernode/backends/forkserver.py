@@ -22,7 +22,7 @@ from typing import Any
 FIRST = ("torch", "torch.distributed")
 """What every rank needs before it can say a word to another."""
 NEXT = (
-    "torch.distributed.tensor.parallel",
+    "torch.distributed.tensor",
     "torch.distributed.fsdp",
     "torch.distributed.checkpoint",
     "torch._dynamo",  # the first optimizer step imports it

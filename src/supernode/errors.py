@@ -1,7 +1,7 @@
 """What can go wrong, and what to do then.
 
-Every error that a user, a file or a machine can cause is one of these: `what is wrong, with the numbers` in the message,
-`what to do` in the hint. The command line prints both and leaves with `exit_code`; no traceback is shown.
+Every error that a user, a file or a machine can cause is one of these: `what is wrong, with the numbers` in the
+message, `what to do` in the hint. The command line prints both and leaves with `exit_code`; no traceback is shown.
 """
 
 from __future__ import annotations

@@ -71,7 +71,9 @@ def _parse(
         if not match:
             raise SpecError(f"`{key}` is {text!r}, not a quantity", hint=f'write, say, "{example}".')
         number, unit = float(match[1]), match[2]
-        factors = [scales[stem] for end in suffixes if unit.endswith(end) and (stem := unit[: len(unit) - len(end)]) in scales]
+        factors = [
+            scales[stem] for end in suffixes if unit.endswith(end) and (stem := unit[: len(unit) - len(end)]) in scales
+        ]
         if unit and not factors:
             raise SpecError(f"`{key}` is {text!r}, and {unit!r} is not a unit of it", hint=f'write, say, "{example}".')
         value = number * (factors[0] if unit else bare)

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from supernode.data.corpus import BLOCK, decode, encode, load_tokens, open_corpus, prepare
+from supernode.data.sources import find_text
 from supernode.errors import DataError, MachineError
 from supernode.schema.job import DataSpec, JobSpec
 from supernode.schema.model import DecoderShape
-from supernode.data.corpus import BLOCK, decode, encode, load_tokens, open_corpus, prepare
-from supernode.data.sources import find_text
 
 WORDS = "the quick brown fox jumps over the lazy dog; "
 

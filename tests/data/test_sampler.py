@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from supernode.errors import DataError
 from supernode.data.sampler import Sampler
+from supernode.errors import DataError
 
 lengths = st.integers(1, 200)
 batches = st.integers(1, 50)

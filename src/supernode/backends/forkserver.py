@@ -74,11 +74,11 @@ class _Server:
         pending = b""
         descriptors: list[int] = []
         while True:
-            ready, _, _ = select.select([self.control, self.wake_read], [], [])
+            ready, _, _ = select.select([self.control.fileno(), self.wake_read], [], [])
             if self.wake_read in ready:
                 os.read(self.wake_read, 4096)
             self._reap()
-            if self.control not in ready:
+            if self.control.fileno() not in ready:
                 continue
             data, received = _receive(self.control)
             descriptors += received

@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 
 from supernode.checkpoint import store
@@ -43,7 +44,7 @@ def save(state: State, folder: Path, manifest: Manifest) -> int:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            dcp.save(dict(state), storage_writer=dcp.FileSystemWriter(draft, single_file_per_rank=True))
+            state_dict_saver.save(dict(state), storage_writer=FileSystemWriter(draft, single_file_per_rank=True))
         files = _digests(draft)
         if _is_first():
             store.write_manifest(draft, replace(manifest, files=files))
@@ -89,7 +90,7 @@ def load(state: State, folder: Path) -> None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            dcp.load(dict(state), storage_reader=reader, no_dist=not dist.is_initialized())
+            state_dict_loader.load(dict(state), storage_reader=reader, no_dist=not dist.is_initialized())
     except (CheckpointException, OSError, RuntimeError) as error:
         raise _explain(error, folder) from error
 
@@ -140,7 +141,7 @@ class _Unpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"{module}.{name} has no place in a checkpoint")
 
 
-class _Reader(dcp.FileSystemReader):
+class _Reader(FileSystemReader):
     """torch's reader, which would unpickle anything, with `_Unpickler` in its place."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
@@ -150,12 +151,11 @@ class _Reader(dcp.FileSystemReader):
                 metadata = _Unpickler(file).load()
             if not isinstance(metadata, Metadata):
                 raise pickle.UnpicklingError(f"holds a {type(metadata).__name__}")
-            if getattr(metadata, "storage_meta", None) is None:
-                metadata.storage_meta = StorageMeta()
         except (OSError, pickle.UnpicklingError, EOFError, AttributeError, TypeError, ValueError, IndexError) as error:
             raise CheckpointError(
                 f"{path} cannot be read: {error}", hint="resume from an older checkpoint with `--checkpoint`."
             ) from error
+        metadata.storage_meta = metadata.storage_meta or StorageMeta()
         metadata.storage_meta.load_id = self.load_id
         return metadata
 

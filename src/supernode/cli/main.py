@@ -16,13 +16,29 @@ app = typer.Typer(
 )  # fmt: skip
 
 JobFile = Annotated[Path, typer.Argument(metavar="FILE", help="Job file (YAML).", show_default=False)]
-Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run, or its name below runs/.", show_default=False)]
+Run = Annotated[
+    Path, typer.Argument(metavar="RUN", help="Folder of a run, or its name below runs/.", show_default=False)
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Cards = Annotated[Optional[int], typer.Option("--cards", help="Cards to use.", show_default=False)]  # noqa: UP045
 Set = Annotated[
     Optional[list[str]],  # noqa: UP045 - typer reads the annotation at run time
-    typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the job: --set parallelism.data=2.", show_default=False),
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Change a key of the job: --set parallelism.data=2.", show_default=False
+    ),
 ]
+Mtbf = Annotated[
+    str, typer.Option("--mtbf", help="Mean time between failures of one card, such as 2000h; empty for none.")
+]
+Out = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option("--out", help="Folder for the step's timeline (SVG) and trace (Perfetto).", show_default=False),
+]
+Folder = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option("--folder", help="Where the run lives; by default runs/NAME.", show_default=False),
+]
+Older = Annotated[str, typer.Option("--checkpoint", help="Older checkpoint to go on from, such as step-00000050.")]
 Card = Annotated[str, typer.Option("--card", help="Card of the catalogue; `local` for this computer.")]
 Interconnect = Annotated[str, typer.Option("--interconnect", help="How cards are joined.")]
 Cooling = Annotated[str, typer.Option("--cooling", help="`liquid` or `air`.")]
@@ -45,9 +61,7 @@ def plan(
 def simulate(
     file: JobFile, cards: Cards = None, card: Card = "local", interconnect: Interconnect = "3D_Ring",
     cooling: Cooling = "liquid",
-    mtbf: Annotated[str, typer.Option("--mtbf", help="Mean time between failures of one card, such as 2000h; empty for none.")] = "",
-    seed: Annotated[int, typer.Option("--seed", help="Of the failures.")] = 0,
-    out: Annotated[Optional[Path], typer.Option("--out", help="Folder for the step's timeline (SVG) and trace (Perfetto).", show_default=False)] = None,  # noqa: UP045
+    mtbf: Mtbf = "", seed: Annotated[int, typer.Option("--seed", help="Of the failures.")] = 0, out: Out = None,
     overrides: Set = None, as_json: Json = False,
 ) -> None:  # fmt: skip
     """Play a job in virtual time: one step event by event, then the whole run with failures."""
@@ -63,9 +77,7 @@ def simulate(
 
 @app.command()
 def run(
-    file: JobFile, cards: Cards = None,
-    folder: Annotated[Optional[Path], typer.Option("--folder", help="Where the run lives; by default runs/NAME.", show_default=False)] = None,  # noqa: UP045
-    overrides: Set = None, as_json: Json = False,
+    file: JobFile, cards: Cards = None, folder: Folder = None, overrides: Set = None, as_json: Json = False,
 ) -> None:  # fmt: skip
     """Train on this computer until the job is done. Ctrl-C saves and stops; twice stops now."""
     from supernode.cli import show
@@ -75,15 +87,19 @@ def run(
     job = load_job(file, overrides=_overrides(overrides))
     with show.Watching(quiet=as_json) as watching:
         report = start(
-            _local(cards, job), job, folder=folder, watch=watching.see, server=_taken_server(), progress=watching.prepare
+            _local(cards, job),
+            job,
+            folder=folder,
+            watch=watching.see,
+            server=_taken_server(),
+            progress=watching.prepare,
         )
     show.report(report, as_json=as_json)
 
 
 @app.command()
 def resume(
-    run: Run, cards: Cards = None,
-    checkpoint: Annotated[str, typer.Option("--checkpoint", help="Older checkpoint to go on from, such as step-00000050.")] = "",
+    run: Run, cards: Cards = None, checkpoint: Older = "",
     overrides: Set = None, as_json: Json = False,
 ) -> None:  # fmt: skip
     """Go on with a stopped, failed or orphaned run, on the same layout or on fewer or more cards."""

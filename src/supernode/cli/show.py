@@ -11,7 +11,18 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.table import Table
 
 from supernode.schema.codec import to_plain
-from supernode.schema.event import Ended, Evaluated, Event, Noted, RankLost, Rejected, Saved, Started, StepDone, StopAsked
+from supernode.schema.event import (
+    Ended,
+    Evaluated,
+    Event,
+    Noted,
+    RankLost,
+    Rejected,
+    Saved,
+    Started,
+    StepDone,
+    StopAsked,
+)
 from supernode.schema.report import Report, RunState
 from supernode.units import show, show_bytes, show_seconds
 
@@ -74,7 +85,8 @@ def simulation(value: Simulation, files: tuple[Path, ...], *, as_json: bool) -> 
     if as_json:
         _print_json(
             {
-                "step_seconds": value.timeline.total, "closed_form_seconds": value.plan.step.total if value.plan.step else None,
+                "step_seconds": value.timeline.total,
+                "closed_form_seconds": value.plan.step.total if value.plan.step else None,
                 "seconds": value.seconds, "ideal_seconds": value.ideal_seconds, "goodput": value.goodput,
                 "failures": state.failures, "steps_repeated": len(state.repeats), "saves": state.saves,
                 "save_seconds": value.save_seconds, "outcome": state.outcome, "files": [str(file) for file in files],
@@ -112,7 +124,9 @@ def status(state: RunState, *, as_json: bool) -> None:
                      f"{sum(same for _, same in state.repeats)} with the same loss"),
         ("checkpoints", ", ".join(name for _, name in state.checkpoints) or "none"),
     ]  # fmt: skip
-    rows += [(show_seconds(incident.time), f"{incident.what} {incident.detail}".strip()) for incident in state.incidents[-8:]]
+    rows += [
+        (show_seconds(incident.time), f"{incident.what} {incident.detail}".strip()) for incident in state.incidents[-8:]
+    ]
     if state.hint:
         rows.append(("hint", state.hint))
     _rows(job.name, rows)
@@ -133,7 +147,10 @@ def report(value: Report, *, as_json: bool) -> None:
         ("held-out loss", f"{_number(value.held_out_loss)} (bigram model: {_number(value.bigram_loss)})"),
         ("step time", f"{_time(measured)} measured, {_time(predicted)} predicted"),
         ("speed", f"{show(value.tokens_per_second, 'tokens/s')}" if value.tokens_per_second else "–"),
-        ("failures", f"{value.failures}; {value.repeats} steps done again, {value.repeats_identical} with the same loss"),
+        (
+            "failures",
+            f"{value.failures}; {value.repeats} steps done again, {value.repeats_identical} with the same loss",
+        ),
     ]
     if value.sample:
         rows.append(("sample", value.sample))
@@ -158,7 +175,8 @@ class Watching:
     def __init__(self, *, quiet: bool) -> None:
         self._quiet = quiet
         self._progress = Progress(
-            TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[told]}"), TimeRemainingColumn(),
+            TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[told]}"),
+            TimeRemainingColumn(),
             console=_TALK, disable=quiet or not _TALK.is_terminal,
         )  # fmt: skip
         self._task: TaskID | None = None
@@ -191,7 +209,10 @@ class Watching:
         elif isinstance(event, StepDone):
             self._stepped(event, state)
         elif isinstance(event, Saved):
-            self._say(f"step {event.step:,}: {event.checkpoint} saved, {show_bytes(event.nbytes)} in {show_seconds(event.seconds)}")
+            self._say(
+                f"step {event.step:,}: {event.checkpoint} saved, "
+                f"{show_bytes(event.nbytes)} in {show_seconds(event.seconds)}"
+            )
         elif isinstance(event, Evaluated):
             self._say(f"step {event.step:,}: held-out loss {event.loss:.4f}")
         elif isinstance(event, RankLost):

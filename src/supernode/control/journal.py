@@ -11,7 +11,9 @@ from supernode.errors import MachineError, RunError
 from supernode.schema.codec import from_json, to_json
 from supernode.schema.event import KINDS, Event
 
-_TABLE = "CREATE TABLE IF NOT EXISTS events (id INTEGER PRIMARY KEY, time REAL NOT NULL, kind TEXT NOT NULL, record TEXT NOT NULL)"
+_TABLE = """
+CREATE TABLE IF NOT EXISTS events (id INTEGER PRIMARY KEY, time REAL NOT NULL, kind TEXT NOT NULL, record TEXT NOT NULL)
+"""
 
 
 class Journal:

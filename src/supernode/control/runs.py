@@ -13,10 +13,10 @@ from pathlib import Path
 from supernode.checkpoint import store
 from supernode.control.journal import read
 from supernode.errors import CheckpointError, MachineError, RunError
+from supernode.scheduling.state import fold
 from supernode.schema.codec import from_json, to_json
 from supernode.schema.job import JobSpec
 from supernode.schema.report import RunState
-from supernode.scheduling.state import fold
 
 JOURNAL = "journal.db"
 JOB = "job.json"
@@ -103,7 +103,8 @@ def create(folder: Path, job: JobSpec) -> RunFolder:
     try:
         if (folder / JOURNAL).exists():
             raise RunError(
-                f"{folder} already holds a run", hint=f"`supernode resume {folder}` goes on, or choose another `--folder`."
+                f"{folder} already holds a run",
+                hint=f"`supernode resume {folder}` goes on, or choose another `--folder`.",
             )
         if others := [entry.name for entry in folder.iterdir() if entry.name != JOB]:
             raise RunError(

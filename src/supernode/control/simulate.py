@@ -54,7 +54,9 @@ class Simulation:
             picture.write_text(timeline_svg(self.timeline.spans))
             trace.write_text(json.dumps(chrome_trace(self.timeline.spans)))
         except OSError as error:
-            raise MachineError(f"cannot write in {folder}: {os.strerror(error.errno or 0)}", hint="choose another `--out`.") from error
+            raise MachineError(
+                f"cannot write in {folder}: {os.strerror(error.errno or 0)}", hint="choose another `--out`."
+            ) from error
         return picture, trace
 
 

@@ -146,7 +146,7 @@ class SuperNode:
             watch: told each event and the state after it.
 
         Raises:
-            SupernodeError: the job, its model or its data is wrong, or the machine cannot run it; the run can be resumed.
+            SupernodeError: job, model or data is wrong, or the machine cannot run it; what began can be resumed.
         """
         from supernode.control.training import start
 
@@ -195,4 +195,6 @@ def as_job(job: Job) -> JobSpec:
         return job_from(job)
     if isinstance(job, (str, Path)):
         return load_job(Path(job))
-    raise SpecError(f"a job is a file, a mapping or a JobSpec, not a {type(job).__name__}", hint="see `supernode plan --help`.")
+    raise SpecError(
+        f"a job is a file, a mapping or a JobSpec, not a {type(job).__name__}", hint="see `supernode plan --help`."
+    )

@@ -23,6 +23,8 @@ from supernode.control.drive import check_in, drive
 from supernode.control.jobfile import job_from, job_to_dict
 from supernode.control.journal import Journal
 from supernode.control.report import make_report, report_html, report_json
+from supernode.data.bigram import bigram_loss
+from supernode.data.corpus import Corpus, prepare
 from supernode.errors import BY_NAME, MachineError, RunError, SpecError, SupernodeError
 from supernode.planning.layout import fit_layout, resolve_layout
 from supernode.planning.planner import make_plan
@@ -32,8 +34,6 @@ from supernode.schema.job import JobSpec
 from supernode.schema.plan import Plan
 from supernode.schema.report import Report, RunState
 from supernode.schema.slice import Request
-from supernode.data.bigram import bigram_loss
-from supernode.data.corpus import Corpus, prepare
 
 if TYPE_CHECKING:
     from supernode.control.supernode import SuperNode
@@ -72,8 +72,8 @@ def start(
 
 
 def resume(
-    node: SuperNode, folder: str | Path, *, checkpoint: str = "", overrides: Mapping[str, Any], cards: int | None = None,
-    watch: Watch | None = None, server: ForkServer | None = None,
+    node: SuperNode, folder: str | Path, *, overrides: Mapping[str, Any], checkpoint: str = "",
+    cards: int | None = None, watch: Watch | None = None, server: ForkServer | None = None,
 ) -> Report:  # fmt: skip
     """Go on with a run.
 
@@ -202,7 +202,8 @@ def _interrupts() -> Iterator[Callable[[], Event | None]]:
 def _check_computer(job: JobSpec) -> None:
     if importlib.util.find_spec("torch") is None:
         raise MachineError(
-            "torch is not installed, and training needs it", hint="install it with `pip install 'supernode-sdk[train]'`."
+            "torch is not installed, and training needs it",
+            hint="install it with `pip install 'supernode-sdk[train]'`.",
         )
     if job.rendezvous:
         host, _, port = job.rendezvous.rpartition(":")
@@ -223,7 +224,8 @@ def _changed(job: JobSpec, overrides: Mapping[str, Any]) -> JobSpec:
     for key, value in overrides.items():
         if not key.startswith(CHANGEABLE):
             raise SpecError(
-                f"`{key}` cannot change in a run that has begun", hint=f"these can: {', '.join(CHANGEABLE)}; or start a new run."
+                f"`{key}` cannot change in a run that has begun",
+                hint=f"these can: {', '.join(CHANGEABLE)}; or start a new run.",
             )
         level = plain
         *sections, last = key.split(".")

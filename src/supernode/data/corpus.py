@@ -21,8 +21,6 @@ from typing import Any, Literal
 import numpy as np
 import xxhash
 
-from supernode.errors import DataError, MachineError
-from supernode.schema.job import JobSpec
 from supernode.data.sources import (
     Survey,
     Tell,
@@ -37,6 +35,8 @@ from supernode.data.sources import (
     survey_tokens,
     tokenizers,
 )
+from supernode.errors import DataError, MachineError
+from supernode.schema.job import JobSpec
 
 BLOCK = 64 * 1024
 """Bytes of the token stream that go to one part together."""

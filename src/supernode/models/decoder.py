@@ -17,7 +17,9 @@ from supernode.schema.model import DecoderShape
 INIT_DEVIATION = 0.02  # Radford et al., "Language Models are Unsupervised Multitask Learners", and Llama after it.
 
 
-def rotary_table(tokens: int, head_width: int, base: float, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
+def rotary_table(
+    tokens: int, head_width: int, base: float, device: torch.device | None = None
+) -> tuple[Tensor, Tensor]:
     """Return cosines and sines of the rotary angles, each (T, K).
 
     Source: Su et al., "RoFormer", arXiv:2104.09864; halves rotated against each other, as Llama's reference code does.
@@ -35,7 +37,7 @@ def rotate(x_BHTK: Tensor, cosines_TK: Tensor, sines_TK: Tensor) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Causal self-attention with grouped keys. The heads at hand follow from the projections' outputs, so a shard works."""
+    """Causal self-attention with grouped keys; it counts the heads in its projections' outputs, so a shard works."""
 
     def __init__(self, shape: DecoderShape) -> None:
         super().__init__()

@@ -94,4 +94,8 @@ def _ending(state: RunState, step: int) -> Ended:
 
 def _stopped(state: RunState) -> Ended:
     kept = state.checkpoints[-1][0] if state.checkpoints else 0
-    return Ended(outcome="stopped", message=f"stopped at step {state.step}; step {kept} is saved", hint="`supernode resume` goes on.")
+    return Ended(
+        outcome="stopped",
+        message=f"stopped at step {state.step}; step {kept} is saved",
+        hint="`supernode resume` goes on.",
+    )

@@ -83,7 +83,8 @@ def relaunched(state: RunState) -> dict[str, Any]:
     """Return what changes when the ranks are launched once more."""
     kept = state.checkpoints[-1][0] if state.checkpoints else 0
     return {
-        "incarnation": state.incarnation + 1, "restarts": state.restarts + 1, "step": kept, "ready": 0, "ready_seconds": 0.0,
+        "incarnation": state.incarnation + 1, "restarts": state.restarts + 1, "step": kept, "ready": 0,
+        "ready_seconds": 0.0,
     }  # fmt: skip
 
 

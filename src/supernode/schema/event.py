@@ -1,6 +1,6 @@
 """What happened and what is to be done: the facts that a journal keeps, and the commands that answer them.
 
-A run's state is a fold over its events, so an event holds everything that a controller needs to go on after its own death.
+A run's state is a fold over its events, so an event holds all that a controller needs to go on after its own death.
 """
 
 from __future__ import annotations
@@ -188,7 +188,8 @@ Command = Launch | KillRanks | KillRank | AskToStop | Finish
 KINDS: dict[str, type[Any]] = {
     kind.__name__: kind
     for kind in (
-        Started, RankReady, StepDone, Evaluated, Saved, Rejected, RankLost, RankFailed, RanksEnded, StopAsked, Noted, Ended
+        Started, RankReady, StepDone, Evaluated, Saved, Rejected, RankLost, RankFailed, RanksEnded, StopAsked, Noted,
+        Ended,
     )
 }  # fmt: skip
 """Every event by the name that the journal keeps."""

@@ -100,7 +100,8 @@ class DataSpec:
             size = self.tokenizer.removeprefix("bpe:")
             if not self.tokenizer.startswith("bpe:") or not size.isdigit() or not 257 <= int(size) <= 65_535:
                 raise SpecError(
-                    f"`data.tokenizer` is {self.tokenizer!r}", hint="write `bytes`, or `bpe:N` with N from 257 to 65535."
+                    f"`data.tokenizer` is {self.tokenizer!r}",
+                    hint="write `bytes`, or `bpe:N` with N from 257 to 65535.",
                 )
         if self.held_out_dataset and not self.dataset:
             raise SpecError("`data.held_out_dataset` stands without `data.dataset`", hint="give both, or neither.")
@@ -273,13 +274,20 @@ class JobSpec:
     threads: int = 0
 
     def __post_init__(self) -> None:
-        if not self.name or len(self.name) > 64 or not all(c.isalnum() or c in "-_." for c in self.name) or self.name[0] == ".":
+        if (
+            not self.name
+            or len(self.name) > 64
+            or not all(c.isalnum() or c in "-_." for c in self.name)
+            or self.name[0] == "."
+        ):
             raise SpecError(
-                f"`name` is {self.name!r}", hint="use 1 to 64 letters, digits, `-`, `_` and `.`, not starting with a dot."
+                f"`name` is {self.name!r}",
+                hint="use 1 to 64 letters, digits, `-`, `_` and `.`, not starting with a dot.",
             )
         _within(
             "", self,
-            batch=(1, 10**7), gradient_accumulation=(1, 10**6), steps=(1, 10**9), seed=(0, 2**32 - 1), threads=(0, 1024),
+            batch=(1, 10**7), gradient_accumulation=(1, 10**6), steps=(1, 10**9), seed=(0, 2**32 - 1),
+            threads=(0, 1024),
         )  # fmt: skip
         if isinstance(self.model, str) and not self.module and self.model not in PRESETS:
             from_presets = ", ".join(PRESETS)
@@ -297,7 +305,11 @@ class JobSpec:
     @property
     def module(self) -> str:
         """`file.py:function` of the user's own model, or empty."""
-        if isinstance(self.model, str) and ":" in self.model and PurePath(self.model.rpartition(":")[0]).suffix == ".py":
+        if (
+            isinstance(self.model, str)
+            and ":" in self.model
+            and PurePath(self.model.rpartition(":")[0]).suffix == ".py"
+        ):
             return self.model
         return ""
 

@@ -106,7 +106,14 @@ PRESETS: dict[str, DecoderShape] = {
         layers=80, width=8192, heads=64, kv_heads=8, hidden=28_672, vocabulary=128_256, tied=False, rope_base=500_000
     ),
     "llama3-405b": DecoderShape(
-        layers=126, width=16_384, heads=128, kv_heads=8, hidden=53_248, vocabulary=128_256, tied=False, rope_base=500_000
+        layers=126,
+        width=16_384,
+        heads=128,
+        kv_heads=8,
+        hidden=53_248,
+        vocabulary=128_256,
+        tied=False,
+        rope_base=500_000,
     ),
 }
 """Shapes by name. A vocabulary of 0 takes the tokenizer's."""

@@ -19,6 +19,9 @@ from supernode.training.mesh import Place
 from supernode.training.tensor import split_block, split_embedding, split_head
 from supernode.training.usercode import build_user_model
 
+Tie = tuple[tuple[str, ...], tuple[int, ...]]
+"""Names of one shared parameter, and the pipeline ranks that hold it."""
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -32,7 +35,7 @@ class Parts:
     """
 
     stages: list[tuple[Stage, nn.Module]]
-    tied: list[tuple[tuple[str, ...], tuple[int, ...]]]
+    tied: list[Tie]
 
     @property
     def modules(self) -> list[nn.Module]:
@@ -72,12 +75,14 @@ def assemble(plan: Plan, place: Place | None) -> Parts:
     if place is None:
         whole = Stage(index=0, rank=0, first=0, last=shape.layers, embeds=True, heads=True)
         return Parts(stages=[(whole, _decoder(shape, whole, plan.job.seed, dtype, None))], tied=[])
-    stages = [(stage, _decoder(shape, stage, plan.job.seed, dtype, place)) for stage in mine]
+    stages: list[tuple[Stage, nn.Module]] = [
+        (stage, _decoder(shape, stage, plan.job.seed, dtype, place)) for stage in mine
+    ]
     holders = tuple(sorted({stage.rank for stage in plan.stages if stage.embeds or stage.heads}))
     spread = shape.tied and len([stage for stage in plan.stages if stage.embeds or stage.heads]) > 1
     if spread and len(holders) == 1:
         _share_on_one_rank([module for _, module in stages])
-    tied = [(("embedding.weight", "head.weight"), holders)] if spread else []
+    tied: list[Tie] = [(("embedding.weight", "head.weight"), holders)] if spread else []
     return Parts(stages=stages, tied=tied)
 
 
@@ -159,7 +164,9 @@ def _user_parts(plan: Plan, place: Place | None) -> Parts:
         stages = [(plan.stages[0], model)]
     else:
         pieces = _cut_sequential(model, count)
-        stages = [(stage, piece) for stage, piece in zip(plan.stages, pieces, strict=True) if stage.rank == place.pipeline]
+        stages = [
+            (stage, piece) for stage, piece in zip(plan.stages, pieces, strict=True) if stage.rank == place.pipeline
+        ]
     tied = _user_ties(model, plan, count) if place is not None else []
     if place is not None:
         for _, module in stages:
@@ -194,7 +201,7 @@ def _cut_sequential(model: nn.Module, count: int) -> list[nn.Module]:
     return list(pieces)
 
 
-def _user_ties(model: nn.Module, plan: Plan, count: int) -> list[tuple[tuple[str, ...], tuple[int, ...]]]:
+def _user_ties(model: nn.Module, plan: Plan, count: int) -> list[Tie]:
     """Find parameters that several modules share: their names, and the pipeline ranks that hold them."""
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):

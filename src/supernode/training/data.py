@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from supernode.errors import DataError
-from supernode.schema.plan import Plan
 from supernode.data.corpus import Corpus, load_tokens
 from supernode.data.sampler import Sampler
+from supernode.errors import DataError
+from supernode.schema.plan import Plan
 from supernode.training.tensor import IGNORED, cross_entropy
 from supernode.training.usercode import build_user_data, load_function
 
@@ -157,7 +157,7 @@ class _Checked:
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         try:
             sample = self.data[index]
-        except Exception as error:  # noqa: BLE001 - whatever the user's data set raises is theirs to read
+        except Exception as error:
             raise DataError(
                 f"sample {index} of {self.reference} raised {type(error).__name__}: {error}",
                 hint="correct the data set's `__getitem__`.",

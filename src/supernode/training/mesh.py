@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore, Store, TCPStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from supernode.errors import MachineError
@@ -63,12 +64,12 @@ def meet(layout: Layout, rank: int, *, folder: Path, rendezvous: str, silence: f
     return Place(layout=layout, rank=rank, mesh=mesh)
 
 
-def _store(ranks: int, rank: int, *, folder: Path, rendezvous: str, limit: timedelta) -> dist.Store:
+def _store(ranks: int, rank: int, *, folder: Path, rendezvous: str, limit: timedelta) -> Store:
     if not rendezvous:
-        return dist.FileStore(str(folder / "store"), ranks)
+        return FileStore(str(folder / "store"), ranks)
     host, _, port = rendezvous.rpartition(":")
     try:
-        return dist.TCPStore(host, int(port), ranks, is_master=rank == 0, timeout=limit, use_libuv=True)
+        return TCPStore(host, int(port), ranks, is_master=rank == 0, timeout=limit, use_libuv=True)
     except (RuntimeError, dist.DistNetworkError) as error:
         raise MachineError(
             f"rank {rank} cannot meet the others at {rendezvous}: {error}",

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from supernode.checkpoint import state
+from supernode.data.sampler import Sampler
 from supernode.errors import CheckpointError
 from supernode.schema.manifest import Manifest
 from supernode.schema.plan import Plan
 from supernode.training.assemble import Parts
 from supernode.training.mesh import Place
-from supernode.data.sampler import Sampler
 
 
 def describe_model(plan: Plan) -> str:

@@ -21,7 +21,8 @@ from supernode.training.assemble import Parts, seed_for
 from supernode.training.data import Batch, Feed
 from supernode.training.mesh import Place
 from supernode.training.optimizer import learning_rate, set_rate
-from supernode.training.sync import ReplicaSync, TieSync, copies, local, settle
+from supernode.training.sync import ReplicaSync, TieSync, copies, settle
+from supernode.training.tensor import local
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 

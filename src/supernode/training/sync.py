@@ -11,13 +11,9 @@ from torch.distributed.tensor import DTensor
 
 from supernode.training.assemble import Parts
 from supernode.training.mesh import Place
+from supernode.training.tensor import local
 
 BUCKET_BYTES = 25 * 2**20  # PyTorch DDP's default bucket (Li et al., arXiv:2006.15704, figure 8).
-
-
-def local(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a tensor."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def settle(parameter: nn.Parameter) -> None:

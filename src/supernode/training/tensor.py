@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -40,7 +41,7 @@ def split_embedding(embedding: nn.Module, mesh: DeviceMesh) -> None:
     _distribute(embedding, mesh, dim=0)
 
     def forward(tokens_BT: Tensor) -> Tensor:
-        weight = embedding.weight.to_local()  # type: ignore[operator]
+        weight = local(embedding.weight)
         here_BT = (tokens_BT >= first) & (tokens_BT < first + weight.shape[0])
         if weight.shape[0]:
             rows_BTD = F.embedding(torch.where(here_BT, tokens_BT - first, 0), weight) * here_BT.unsqueeze(-1)
@@ -49,7 +50,7 @@ def split_embedding(embedding: nn.Module, mesh: DeviceMesh) -> None:
         summed: Tensor = _Sum.apply(rows_BTD, group)
         return summed
 
-    embedding.forward = forward
+    _run_instead(embedding, forward)
 
 
 def split_head(head: nn.Module, mesh: DeviceMesh) -> None:
@@ -57,6 +58,11 @@ def split_head(head: nn.Module, mesh: DeviceMesh) -> None:
     group = mesh.get_group()
     head.register_forward_pre_hook(lambda _, given: (_Spread.apply(given[0], group),))
     _split_linear(head, mesh, dim=0)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return this rank's part of a tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def first_of(size: int, group: dist.ProcessGroup) -> int:
@@ -73,7 +79,12 @@ def _distribute(module: nn.Module, mesh: DeviceMesh, *, dim: int) -> None:
 
 def _split_linear(linear: nn.Module, mesh: DeviceMesh, *, dim: int) -> None:
     _distribute(linear, mesh, dim=dim)
-    linear.forward = lambda x: F.linear(x, linear.weight.to_local())
+    _run_instead(linear, lambda x: F.linear(x, local(linear.get_parameter("weight"))))
+
+
+def _run_instead(module: nn.Module, forward: Callable[[Tensor], Tensor]) -> None:
+    """Give one module another forward; its hooks and its place in the model stay."""
+    vars(module)["forward"] = forward
 
 
 class _Spread(torch.autograd.Function):

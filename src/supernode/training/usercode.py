@@ -36,7 +36,7 @@ def load_function(reference: str, *, key: str, error: type[SupernodeError]) -> C
     sys.path.insert(0, str(path.parent.resolve()))
     try:
         spec.loader.exec_module(module)
-    except Exception as cause:  # noqa: BLE001 - whatever the user's file raises is theirs to read
+    except Exception as cause:
         raise error(f"{path} fails at import: {_last(cause)}", hint=f"correct the file that `{key}` names.") from cause
     finally:
         sys.path.remove(str(path.parent.resolve()))
@@ -53,7 +53,7 @@ def call(reference: str, *arguments: object, key: str, error: type[SupernodeErro
     function = load_function(reference, key=key, error=error)
     try:
         return function(*arguments)
-    except Exception as cause:  # noqa: BLE001 - whatever the user's function raises is theirs to read
+    except Exception as cause:
         raise error(f"{reference} raised {_last(cause)}", hint=f"correct the function that `{key}` names.") from cause
 
 

@@ -16,10 +16,10 @@ import torch
 import torch.distributed as dist
 
 from supernode.checkpoint import state, store
+from supernode.data.corpus import Corpus, open_corpus
 from supernode.errors import SupernodeError
 from supernode.schema.plan import Plan
 from supernode.training.assemble import assemble
-from supernode.data.corpus import Corpus, open_corpus
 from supernode.training.data import Feed, open_feed
 from supernode.training.mesh import Place, meet
 from supernode.training.optimizer import build_optimizer
@@ -165,10 +165,10 @@ class _Run:
             if last or stopping or step % self.job.checkpoint.every == 0:
                 self._save(step)
         dist.destroy_process_group()
-        if self.is_first and step == self.job.steps and self.job.sample.tokens and self.job.shape is not None:
-            if self.corpus is not None:
-                text = write_sample(self.plan, self.corpus, self.checkpoints / store.name_of(step))
-                self.channel.send("note", name="sample", value=text)
+        wanted = self.job.sample.tokens and self.job.shape is not None and step == self.job.steps
+        if wanted and self.is_first and self.corpus is not None:
+            text = write_sample(self.plan, self.corpus, self.checkpoints / store.name_of(step))
+            self.channel.send("note", name="sample", value=text)
         self.channel.send("done", step=step)
 
     def _tokens(self, step: int) -> int:

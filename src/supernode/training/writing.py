@@ -6,10 +6,10 @@ from pathlib import Path
 
 import torch
 
+from supernode.data.corpus import Corpus, decode, encode
 from supernode.models.decoder import Decoder
 from supernode.schema.plan import Plan
 from supernode.training.assemble import assemble, seed_for
-from supernode.data.corpus import Corpus, decode, encode
 from supernode.training.saving import load_weights
 
 

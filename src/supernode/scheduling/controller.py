@@ -49,7 +49,7 @@ class Controller:
         if isinstance(event, RankFailed) and event.incarnation == before.incarnation:
             ended = Ended(outcome="failed", message=event.message, hint=event.hint, kind=event.kind)
             return [KillRanks(incarnation=event.incarnation), Finish(ended=ended)]
-        if isinstance(event, RanksEnded):
+        if isinstance(event, RanksEnded) and event.incarnation == before.incarnation:
             return [Finish(ended=_ending(self.state, event.step))]
         if isinstance(event, StopAsked):
             return self._stop(now=event.now or self.state.ready < self.state.plan.ranks)

@@ -45,6 +45,8 @@ def advance(state: RunState | None, event: Event, time: float) -> RunState:
         return _stepped(state, event, time)
     changes: dict[str, Any] = {"updated": time}
     if isinstance(event, RankReady):
+        if event.incarnation != state.incarnation:
+            return state  # Said before its launch was ended; the new one counts its own.
         changes["ready"] = state.ready + 1
         changes["ready_seconds"] = max(state.ready_seconds, event.seconds)
         if changes["ready"] == state.plan.ranks:
@@ -115,8 +117,10 @@ def _stepped(state: RunState, event: StepDone, time: float) -> RunState:
         part: (1 - weight) * state.parts.get(part, 0.0) + weight * value for part, value in dict(event.parts).items()
     }
     drill = state.plan.job.drill
+    # What an ended launch still had to say is a fact about its loss, but not where the run stands.
+    step = event.step if event.incarnation == state.incarnation else state.step
     return replace(
-        state, step=event.step, losses=losses, step_seconds=seconds, parts=parts, rate=event.rate, norm=event.norm,
+        state, step=step, losses=losses, step_seconds=seconds, parts=parts, rate=event.rate, norm=event.norm,
         repeats=repeats, updated=time, spent_seconds=state.spent_seconds + event.seconds,
         repeat_seconds=state.repeat_seconds + (event.seconds if len(repeats) > len(state.repeats) else 0.0),
         drilled=state.drilled or (drill.kill_step > 0 and event.step == drill.kill_step),

@@ -1,0 +1,287 @@
+"""The controller answers what happens to a run with the commands that carry it on; no process, no clock, no disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from supernode.scheduling.controller import Controller
+from supernode.scheduling.state import fold
+from supernode.schema.event import (
+    AskToStop,
+    Command,
+    Ended,
+    Evaluated,
+    Event,
+    Finish,
+    KillRank,
+    KillRanks,
+    Launch,
+    Noted,
+    RankFailed,
+    RankLost,
+    RankReady,
+    RanksEnded,
+    Rejected,
+    Saved,
+    Started,
+    StepDone,
+    StopAsked,
+)
+from supernode.schema.job import CheckpointSpec, DrillSpec, JobSpec, RecoverySpec
+from supernode.schema.plan import Layout, Plan
+
+JOB = JobSpec(
+    steps=10,
+    checkpoint=CheckpointSpec(every=2, keep=2),
+    recovery=RecoverySpec(most_restarts=2),
+    drill=DrillSpec(kill_step=3, rank=1),
+)
+PLAN = Plan(
+    job=JOB, layout=Layout(data=2), machine="m", cards=(0, 1), micro_batch=8, micro_batches=1, stages=()
+)  # fmt: skip
+QUIET = replace(PLAN, job=replace(JOB, drill=DrillSpec()))
+
+
+def step(number: int, incarnation: int = 1, loss: float = 1.0) -> StepDone:
+    return StepDone(
+        step=number, incarnation=incarnation, loss=loss, seconds=1.0, tokens=8, norm=1.0, rate=0.1, parts={"data": 0.5}
+    )
+
+
+def saved(number: int) -> Saved:
+    return Saved(step=number, checkpoint=f"step-{number}", nbytes=1, seconds=0.1)
+
+
+def lost(rank: int = 0, incarnation: int = 1) -> RankLost:
+    return RankLost(rank=rank, incarnation=incarnation, reason="killed by signal 9")
+
+
+def ready(incarnation: int = 1) -> tuple[RankReady, RankReady]:
+    return (
+        RankReady(rank=0, incarnation=incarnation, seconds=1.0),
+        RankReady(rank=1, incarnation=incarnation, seconds=1.5),
+    )
+
+
+def told(*events: Event) -> tuple[Controller, list[Command]]:
+    """Return a controller that heard of the events, and its answer to the last."""
+    controller = Controller()
+    answer: list[Command] = []
+    for number, event in enumerate(events):
+        answer = controller.handle(event, float(number))
+    return controller, answer
+
+
+def test_a_new_run_is_launched_from_the_start() -> None:
+    _, answer = told(Started(plan=QUIET))
+
+    assert answer == [Launch(incarnation=1, plan=QUIET, checkpoint="")]
+
+
+def test_a_run_with_checkpoints_is_launched_from_the_newest() -> None:
+    _, answer = told(Started(plan=QUIET, checkpoints=((2, "step-2"), (4, "step-4"))))
+
+    assert answer == [Launch(incarnation=1, plan=QUIET, checkpoint="step-4")]
+
+
+def test_a_lost_rank_brings_all_down_and_up_from_the_newest_checkpoint() -> None:
+    controller, answer = told(
+        Started(plan=QUIET), *ready(), step(1), step(2), saved(2), step(3), step(4), saved(4), step(5), lost()
+    )
+
+    assert answer == [KillRanks(incarnation=1), Launch(incarnation=2, plan=QUIET, checkpoint="step-4")]
+    assert controller.state is not None
+    assert (controller.state.step, controller.state.failures, controller.state.ready) == (4, 1, 0)
+
+
+def test_a_neighbours_late_loss_of_the_same_launch_is_no_second_failure() -> None:
+    controller, answer = told(Started(plan=QUIET), *ready(), step(1), lost(0), lost(1))
+
+    assert answer == []
+    assert controller.state is not None
+    assert controller.state.failures == 1
+    assert controller.state.incarnation == 2
+
+
+def test_what_ranks_of_an_old_launch_still_say_changes_nothing_of_the_new() -> None:
+    controller, _ = told(Started(plan=QUIET), *ready(), step(1), step(2), saved(2), lost())
+
+    answers = [
+        controller.handle(event, 9.0)
+        for event in (
+            ready()[0],
+            step(3),
+            RanksEnded(incarnation=1, step=10),
+            RankFailed(rank=0, incarnation=1, kind="ModelError", message="x"),
+        )
+    ]
+
+    assert answers == [[], [], [], []]
+    assert controller.state is not None
+    assert (controller.state.ready, controller.state.step) == (0, 2)
+
+
+def test_a_rejected_checkpoint_gives_way_to_the_one_before_and_at_last_to_the_start() -> None:
+    controller, _ = told(Started(plan=QUIET, checkpoints=((2, "step-2"), (4, "step-4"))))
+
+    second = controller.handle(Rejected(checkpoint="step-4", reason="digest"), 1.0)
+    third = controller.handle(Rejected(checkpoint="step-2", reason="digest"), 2.0)
+
+    assert second == [Launch(incarnation=1, plan=QUIET, checkpoint="step-2")]
+    assert third == [Launch(incarnation=1, plan=QUIET, checkpoint="")]
+    assert controller.state is not None
+    assert controller.state.step == 0
+
+
+def test_too_many_losses_without_a_checkpoint_end_the_run_with_a_remedy() -> None:
+    controller, first = told(Started(plan=QUIET), lost(incarnation=1))
+    second = controller.handle(lost(incarnation=2), 2.0)
+    third = controller.handle(lost(incarnation=3), 3.0)
+
+    assert [type(command) for command in (*first, *second)] == [KillRanks, Launch] * 2
+    kill, finish = third
+    assert kill == KillRanks(incarnation=3)
+    assert isinstance(finish, Finish)
+    assert finish.ended.outcome == "failed"
+    assert "2 restarts" in finish.ended.message
+    assert "recovery.most_restarts" in finish.ended.hint
+
+
+def test_a_new_checkpoint_starts_the_count_of_restarts_anew() -> None:
+    controller, _ = told(Started(plan=QUIET), lost(incarnation=1), lost(incarnation=2), step(2, 3), saved(2))
+
+    answer = controller.handle(lost(incarnation=3), 9.0)
+
+    assert answer == [KillRanks(incarnation=3), Launch(incarnation=4, plan=QUIET, checkpoint="step-2")]
+
+
+def test_no_restarts_allowed_means_the_first_loss_ends_the_run() -> None:
+    plan = replace(QUIET, job=replace(QUIET.job, recovery=RecoverySpec(most_restarts=0)))
+
+    _, answer = told(Started(plan=plan), lost())
+
+    assert isinstance(answer[1], Finish)
+
+
+def test_the_drill_kills_its_rank_once_and_not_again_when_the_step_comes_back() -> None:
+    controller, answer = told(Started(plan=PLAN), *ready(), step(1), step(2), step(3))
+
+    assert answer == [KillRank(rank=1)]
+    controller.handle(lost(1), 9.0)
+    again = [controller.handle(step(number, 2), 10.0) for number in (1, 2, 3)]
+    assert again == [[], [], []]
+
+
+def test_one_wish_to_stop_saves_and_a_second_stops_now() -> None:
+    controller, first = told(Started(plan=QUIET), *ready(), step(1), StopAsked())
+
+    second = controller.handle(StopAsked(now=True), 9.0)
+
+    assert first == [AskToStop()]
+    assert second[0] == KillRanks(incarnation=1)
+    assert isinstance(second[1], Finish)
+    assert second[1].ended.outcome == "stopped"
+    assert "resume" in second[1].ended.hint
+
+
+def test_a_wish_to_stop_before_the_ranks_are_ready_needs_no_second() -> None:
+    _, answer = told(Started(plan=QUIET), ready()[0], StopAsked())
+
+    assert [type(command) for command in answer] == [KillRanks, Finish]
+
+
+def test_a_rank_lost_while_stopping_ends_the_run_as_stopped() -> None:
+    _, answer = told(Started(plan=QUIET), *ready(), step(1), StopAsked(), lost())
+
+    assert isinstance(answer[1], Finish)
+    assert answer[1].ended.outcome == "stopped"
+
+
+@pytest.mark.parametrize(("steps", "outcome"), [(10, "finished"), (4, "stopped")])
+def test_ranks_that_left_finish_the_run_or_leave_it_stopped(steps: int, outcome: str) -> None:
+    _, answer = told(Started(plan=QUIET), *ready(), step(steps), RanksEnded(incarnation=1, step=steps))
+
+    (finish,) = answer
+    assert isinstance(finish, Finish)
+    assert finish.ended.outcome == outcome
+
+
+def test_an_error_of_the_users_making_is_not_met_twice() -> None:
+    failed = RankFailed(rank=1, incarnation=1, kind="ModelError", message="no", hint="do")
+
+    _, answer = told(Started(plan=QUIET), failed)
+
+    ended = Ended(outcome="failed", message="no", hint="do", kind="ModelError")
+    assert answer == [KillRanks(incarnation=1), Finish(ended=ended)]
+
+
+def test_a_resumed_run_goes_on_with_a_new_launch_and_a_clean_slate() -> None:
+    controller, _ = told(Started(plan=QUIET), *ready(), step(1), step(2), saved(2), StopAsked(), Ended(outcome="stopped"))
+    other = replace(QUIET, layout=Layout(data=1), cards=(0,))
+
+    answer = controller.handle(Started(plan=other, checkpoints=((2, "step-2"),)), 20.0)
+
+    assert answer == [Launch(incarnation=2, plan=other, checkpoint="step-2")]
+    assert controller.state is not None
+    assert controller.state.outcome == "running"
+    assert not controller.state.stopping
+    assert controller.state.restarts == 0
+
+
+NAMES = st.integers(1, 5).map(lambda number: number * 2)
+EVENTS: st.SearchStrategy[Event] = st.one_of(
+    st.builds(RankReady, rank=st.integers(0, 1), incarnation=st.integers(1, 4), seconds=st.floats(0, 9)),
+    st.builds(step, st.integers(1, 10), st.integers(1, 4), st.sampled_from([1.0, 2.0, float("nan")])),
+    st.builds(Evaluated, step=st.integers(1, 10), loss=st.floats(0, 9), seconds=st.floats(0, 9)),
+    st.builds(saved, NAMES),
+    st.builds(lost, st.integers(0, 1), st.integers(1, 4)),
+    st.builds(RankFailed, rank=st.integers(0, 1), incarnation=st.integers(1, 4), kind=st.just("RunError"), message=st.just("m")),
+    st.builds(RanksEnded, incarnation=st.integers(1, 4), step=st.integers(1, 10)),
+    st.builds(StopAsked, now=st.booleans()),
+    st.builds(Noted, name=st.just("sample"), value=st.sampled_from(["", "ü"])),
+)  # fmt: skip
+
+
+def played(events: Iterable[Event], *, whole: set[int]) -> tuple[list[tuple[float, Event]], list[Command], Controller]:
+    """Drive a controller with events as the drive loop would; checkpoints outside `whole` are rejected at launch."""
+    controller = Controller()
+    heard: list[tuple[float, Event]] = []
+    carried: list[Command] = []
+    waiting = [Started(plan=PLAN, checkpoints=((2, "step-2"), (4, "step-4"))), *events]
+    while waiting:
+        event = waiting.pop(0)
+        heard.append((float(len(heard)), event))
+        for command in controller.handle(event, heard[-1][0]):
+            if isinstance(command, Launch) and command.checkpoint:
+                if int(command.checkpoint.removeprefix("step-")) not in whole:
+                    waiting.insert(0, Rejected(checkpoint=command.checkpoint, reason="bytes differ"))
+                    continue
+            if isinstance(command, Finish):
+                waiting.insert(0, command.ended)
+            carried.append(command)
+    return heard, carried, controller
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(EVENTS, max_size=25), st.sets(NAMES))
+def test_whatever_happens_ranks_are_ended_before_others_start_and_an_ended_run_is_left_alone(
+    events: list[Event], whole: set[int]
+) -> None:
+    heard, carried, controller = played(events, whole=whole)
+
+    up = False
+    for command in carried:
+        assert not (isinstance(command, Launch) and up)
+        up = isinstance(command, Launch) or (up and not isinstance(command, KillRanks))
+    assert sum(isinstance(command, Finish) for command in carried) <= 1
+    if any(isinstance(command, Finish) for command in carried):
+        assert isinstance(carried[-1], Finish)
+    launches = [command.incarnation for command in carried if isinstance(command, Launch)]
+    assert launches == sorted(set(launches))
+    # The journal alone leads a second controller to the same state.
+    assert repr(fold(heard)) == repr(controller.state)

@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# Four processes stand in for cards; eight where there are cores enough.
+CARDS ?= $(shell [ "$$(nproc)" -ge 4 ] && echo 8 || echo 4)
 
 .PHONY: run test check bench clean
 
@@ -13,7 +15,7 @@ $(READY): pyproject.toml
 	touch $(READY)
 
 run: $(READY)  ## Train the demo: four or eight processes, one of them killed on the way.
-	$(BIN)/supernode run examples/demo.yaml
+	$(BIN)/supernode run examples/demo.yaml --cards $(CARDS)
 
 test: $(READY)  ## All tests.
 	$(BIN)/python -m pytest

@@ -65,12 +65,14 @@ def read(path: Path) -> Iterator[tuple[float, Event]]:
     except sqlite3.Error as error:
         raise _unusable(path, error) from error
     for time, kind, record in rows:
+        if not isinstance(time, float):
+            raise _unusable(path, ValueError(f"an event has the time {time!r}"))
         if kind not in KINDS:
             raise RunError(
                 f"{path} holds an event `{kind}` that this version does not know",
                 hint="use the version of supernode that wrote the run.",
             )
-        yield float(time), from_json(KINDS[kind], record)
+        yield time, from_json(KINDS[kind], record)
 
 
 def _unusable(path: Path, error: Exception) -> RunError:

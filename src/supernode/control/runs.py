@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import fcntl
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from supernode.checkpoint import store
 from supernode.control.journal import read
-from supernode.errors import CheckpointError, MachineError, RunError
+from supernode.errors import CheckpointError, MachineError, RunError, SupernodeError
 from supernode.scheduling.state import fold
 from supernode.schema.codec import from_json, to_json
+from supernode.schema.event import Started
 from supernode.schema.job import JobSpec
 from supernode.schema.report import RunState
 
@@ -73,8 +75,20 @@ class RunFolder:
         return self.path / "checkpoints"
 
     def job(self) -> JobSpec:
-        """Return the job as it was accepted."""
-        return from_json(JobSpec, (self.path / JOB).read_text())
+        """Return the job as it was accepted.
+
+        Raises:
+            RunError: its file is not what was written.
+        """
+        path = self.path / JOB
+        try:
+            return from_json(JobSpec, path.read_bytes())
+        except (SupernodeError, OSError) as error:
+            reason = error.message if isinstance(error, SupernodeError) else error
+            raise RunError(
+                f"{path} is not the job of a run: {reason}",
+                hint="put the file back as it was, or start a new run.",
+            ) from error
 
     def state(self) -> RunState:
         """Return what the journal comes to.
@@ -82,7 +96,10 @@ class RunFolder:
         Raises:
             RunError: the run has not started, or the journal cannot be read.
         """
-        state = fold(read(self.path / JOURNAL))
+        events = list(read(self.path / JOURNAL))
+        if events and not isinstance(events[0][1], Started):
+            raise RunError(f"{self.path / JOURNAL} has lost its beginning", hint="start a new run.")
+        state = fold(events)
         if state is None:
             raise RunError(f"the run in {self.path} never started", hint="start it with `supernode run`.")
         return state
@@ -127,8 +144,9 @@ def find(folder: Path) -> RunFolder:
         RunError: there is none.
     """
     for candidate in (folder, Path("runs") / folder):
-        if (candidate / JOURNAL).is_file() and (candidate / JOB).is_file():
-            return RunFolder(candidate.resolve())
+        with suppress(OSError):  # A name longer than any file's.
+            if (candidate / JOURNAL).is_file() and (candidate / JOB).is_file():
+                return RunFolder(candidate.resolve())
     known = sorted(entry.parent.name for entry in Path("runs").glob(f"*/{JOURNAL}"))
     listed = f" Runs here: {', '.join(known)}." if known else ""
     raise RunError(f"there is no run in {folder}", hint=f"name a run's folder, such as runs/demo.{listed}")

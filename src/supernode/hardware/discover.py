@@ -21,7 +21,9 @@ from supernode.schema.job import MOST_CARDS
 
 USABLE_MEMORY = 0.9  # the rest is the operating system's and the driver processes'
 BFLOAT16_SLOWDOWN = 80  # catalog/cards.yaml, CPU-core: without matrix instructions for it each product is converted
-MATMUL_SIZE = 384
+MATMUL_SIZE = 256
+TRIES = 40  # short ones: on a busy computer the shortest is the one that nothing interrupted
+MESSAGE_SECONDS = 0.2e-3  # half of a 1 KB all-reduce between two idle gloo ranks on loopback, 0.4 ms
 COPY_BYTES = 32 * 2**20
 SEND_BYTES = 8 * 2**20
 CGROUP = Path("/sys/fs/cgroup")
@@ -102,7 +104,9 @@ def _groups() -> list[Path]:
 
 
 def _local(card: Card, cards: int, *, cores: int, host_memory: int) -> Machine:
-    tier = Tier(name="host", cards=cards, bandwidth=card.scale_up_bandwidth, latency=card.scale_up_latency)
+    # Ranks that share a core also wait for their turn on it.
+    latency = MESSAGE_SECONDS * max(1.0, cards / cores) if cores else card.scale_up_latency
+    tier = Tier(name="host", cards=cards, bandwidth=card.scale_up_bandwidth, latency=latency)
     return Machine(
         name="local",
         card=card,
@@ -160,7 +164,7 @@ def _matmul_flops() -> float:
     left = np.ones((MATMUL_SIZE, MATMUL_SIZE), dtype=np.float32)
     right, out = left.copy(), np.empty_like(left)
     best = math.inf
-    for _ in range(6):
+    for _ in range(TRIES):
         wall, busy = time.perf_counter(), time.process_time()
         np.matmul(left, right, out=out)
         # The library may spread the product over threads; the process's CPU time adds them up.
@@ -174,7 +178,7 @@ def _copy_bandwidth() -> float:
 
     source = np.ones(COPY_BYTES, dtype=np.uint8)
     target = np.zeros_like(source)
-    return 2 * COPY_BYTES / _best_seconds(lambda: np.copyto(target, source), tries=3)
+    return 2 * COPY_BYTES / _best_seconds(lambda: np.copyto(target, source), tries=8)
 
 
 def _loopback_bandwidth() -> float:

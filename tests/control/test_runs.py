@@ -1,0 +1,174 @@
+"""A run's folder belongs to one controller at a time, and is found by its path or its name."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from supernode.control import runs
+from supernode.control.journal import Journal
+from supernode.errors import CheckpointError, MachineError, RunError
+from supernode.schema.event import Started, StopAsked
+from supernode.schema.job import JobSpec
+from supernode.schema.plan import Layout, Plan
+
+JOB = JobSpec(name="small", steps=3)
+PLAN = Plan(job=JOB, layout=Layout(), machine="m", cards=(0,), micro_batch=16, micro_batches=1, stages=())
+
+
+def begun(folder: Path) -> runs.RunFolder:
+    """Return a run that has started; held."""
+    run = runs.create(folder, JOB)
+    journal = Journal(run.path / runs.JOURNAL)
+    journal.append(Started(plan=PLAN), 1.0)
+    journal.close()
+    return run
+
+
+def test_a_new_run_is_held_and_bears_its_job(tmp_path: Path) -> None:
+    run = runs.create(tmp_path / "a" / "b", JOB)
+
+    assert run.is_held
+    assert run.job() == JOB
+    run.release()
+    assert not run.is_held
+    run.release()
+
+
+def test_a_second_controller_is_refused_while_the_first_is_at_work(tmp_path: Path) -> None:
+    run = begun(tmp_path / "run")
+
+    with pytest.raises(RunError, match="another controller") as caught:
+        runs.RunFolder(run.path).hold()
+    with pytest.raises(RunError, match="another controller"):
+        runs.create(run.path, JOB)
+
+    assert "supernode status" in caught.value.hint
+    run.release()
+    runs.RunFolder(run.path).hold().release()
+
+
+def test_a_dead_holder_holds_nothing(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from supernode.control.runs import RunFolder\n"
+        "RunFolder(Path(sys.argv[1])).hold(); print('held', flush=True); input()"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        held = runs.RunFolder(tmp_path).is_held
+        other.kill()
+        other.wait()
+
+        assert held
+        assert not runs.RunFolder(tmp_path).is_held
+
+
+def test_a_folder_with_a_run_or_with_something_else_is_refused(tmp_path: Path) -> None:
+    begun(tmp_path / "run").release()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.tex").touch()
+
+    with pytest.raises(RunError, match="already holds a run") as first:
+        runs.create(tmp_path / "run", JOB)
+    with pytest.raises(RunError, match=r"thesis\.tex") as second:
+        runs.create(tmp_path / "other", JOB)
+
+    assert "supernode resume" in first.value.hint
+    assert "--folder" in second.value.hint
+    # The refusal lets go of the folder again.
+    assert not runs.RunFolder(tmp_path / "run").is_held
+    assert [entry.name for entry in (tmp_path / "other").iterdir()] == ["thesis.tex"]
+
+
+def test_a_folder_that_cannot_be_made_is_the_machines_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+
+    for folder in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/run")):
+        with pytest.raises(MachineError, match="cannot make"):
+            runs.create(folder, JOB)
+
+
+def test_a_run_is_found_by_path_and_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    begun(Path("runs/small")).release()
+
+    for name in ("small", "runs/small", str(tmp_path / "runs" / "small")):
+        assert runs.find(Path(name)).path == tmp_path / "runs" / "small"
+    with pytest.raises(RunError, match="no run in smal") as caught:
+        runs.find(Path("smal"))
+    assert "Runs here: small" in caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "a\0b", "", "runs/none"])
+def test_a_name_that_no_folder_has_is_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(RunError, match="no run"):
+        runs.find(Path(name))
+
+
+def test_the_next_free_name_is_numbered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    assert runs.next_free("small") == Path("runs/small")
+    begun(Path("runs/small")).release()
+    assert runs.next_free("small") == Path("runs/small-2")
+    begun(Path("runs/small-2")).release()
+    assert runs.next_free("small") == Path("runs/small-3")
+
+
+def test_a_run_that_never_started_says_so(tmp_path: Path) -> None:
+    run = runs.create(tmp_path / "run", JOB)
+    Journal(run.path / runs.JOURNAL).close()
+    run.release()
+
+    with pytest.raises(RunError, match="never started"):
+        run.state()
+
+
+def test_a_journal_without_its_beginning_is_refused(tmp_path: Path) -> None:
+    run = runs.create(tmp_path / "run", JOB)
+    journal = Journal(run.path / runs.JOURNAL)
+    journal.append(StopAsked(), 1.0)
+    journal.close()
+    run.release()
+
+    with pytest.raises(RunError, match="lost its beginning"):
+        run.state()
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00", b"[]", b'{"steps": "many"}', b'{"stepz": 1}', b'{"steps": -1}'])
+def test_a_damaged_job_is_refused_with_a_remedy(tmp_path: Path, content: bytes) -> None:
+    run = begun(tmp_path / "run")
+    run.release()
+    (run.path / runs.JOB).write_bytes(content)
+
+    with pytest.raises(RunError) as caught:
+        run.job()
+
+    assert "job.json" in caught.value.message
+    assert caught.value.hint
+
+
+def test_checkpoints_up_to_the_wanted_one_are_gone_on_from(tmp_path: Path) -> None:
+    run = begun(tmp_path / "run")
+    for name in ("step-00000002", "step-00000004", ".draft-step-00000006", "notes"):
+        (run.checkpoints / name).mkdir(parents=True)
+    os.mkdir(run.checkpoints / "step-x")
+
+    assert runs.whole_checkpoints(run) == ((2, "step-00000002"), (4, "step-00000004"))
+    assert runs.whole_checkpoints(run, wanted="step-00000002") == ((2, "step-00000002"),)
+    with pytest.raises(CheckpointError, match="step-00000003") as caught:
+        runs.whole_checkpoints(run, wanted="step-00000003")
+    assert "step-00000002, step-00000004" in caught.value.hint
+    # Looking for them has cleared away what an interrupted save left.
+    assert not (run.checkpoints / ".draft-step-00000006").exists()
+    run.release()

@@ -160,16 +160,12 @@ def _best_seconds(act: Callable[[], object], *, tries: int) -> float:
 def _matmul_flops() -> float:
     """Return the FLOP/s of one core in a float32 product."""
     import numpy as np
+    from threadpoolctl import threadpool_limits
 
     left = np.ones((MATMUL_SIZE, MATMUL_SIZE), dtype=np.float32)
     right, out = left.copy(), np.empty_like(left)
-    best = math.inf
-    for _ in range(TRIES):
-        wall, busy = time.perf_counter(), time.process_time()
-        np.matmul(left, right, out=out)
-        # The library may spread the product over threads; the process's CPU time adds them up.
-        best = min(best, max(time.perf_counter() - wall, time.process_time() - busy))
-    return 2 * MATMUL_SIZE**3 / max(best, 1e-9)
+    with threadpool_limits(1):
+        return 2 * MATMUL_SIZE**3 / _best_seconds(lambda: np.matmul(left, right, out=out), tries=TRIES)
 
 
 def _copy_bandwidth() -> float:

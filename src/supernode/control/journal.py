@@ -57,11 +57,11 @@ def read(path: Path) -> Iterator[tuple[float, Event]]:
     Raises:
         RunError: the file is no journal, or holds what this version does not know.
     """
-    # Without a write-ahead log nobody writes, and a plain read leaves no file of its own behind.
-    mode = "mode=ro" if path.with_name(f"{path.name}-wal").exists() else "immutable=1"
     try:
-        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?{mode}", uri=True)) as connection:
-            rows = connection.execute("SELECT time, kind, record FROM events ORDER BY id").fetchall()
+        try:
+            rows = _rows(path)
+        except sqlite3.OperationalError:
+            rows = _rows(path)  # Its writer began or ended the write-ahead log between our look and our opening.
     except sqlite3.Error as error:
         raise _unusable(path, error) from error
     for time, kind, record in rows:
@@ -73,6 +73,15 @@ def read(path: Path) -> Iterator[tuple[float, Event]]:
                 hint="use the version of supernode that wrote the run.",
             )
         yield time, from_json(KINDS[kind], record)
+
+
+def _rows(path: Path) -> list[tuple[float, str, str]]:
+    # Without a write-ahead log nobody writes, and a plain read leaves no file of its own behind.
+    mode = "mode=ro" if path.with_name(f"{path.name}-wal").exists() else "immutable=1"
+    with closing(sqlite3.connect(f"{path.resolve().as_uri()}?{mode}", uri=True)) as connection:
+        if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'events'").fetchall():
+            return []  # Its writer was killed, or is still, between making the file and the table.
+        return connection.execute("SELECT time, kind, record FROM events ORDER BY id").fetchall()
 
 
 def _unusable(path: Path, error: Exception) -> RunError:

@@ -161,8 +161,11 @@ def next_free(name: str) -> Path:
     return path
 
 
-def whole_checkpoints(run: RunFolder, *, wanted: str = "") -> tuple[tuple[int, str], ...]:
+def checkpoints_to_go_on_from(run: RunFolder, state: RunState, *, wanted: str = "") -> tuple[tuple[int, str], ...]:
     """Return (step, name) of the checkpoints to go on from, oldest first; those up to `wanted` if it is given.
+
+    A controller may die between a save and reading what its ranks said of the steps before it. Such a checkpoint is
+    left out where an older one is there, so that the journal ends up with every step.
 
     Raises:
         CheckpointError: `wanted` is not there.
@@ -170,11 +173,24 @@ def whole_checkpoints(run: RunFolder, *, wanted: str = "") -> tuple[tuple[int, s
     store.sweep(run.checkpoints)
     found = store.checkpoints(run.checkpoints)
     if not wanted:
-        return tuple(found)
+        last, saved = max(state.losses, default=0), {name for _, name in state.checkpoints}
+        return tuple(entry for entry in found if entry[0] < last or entry[1] in saved) or tuple(found)
     names = [name for _, name in found]
     if wanted not in names:
         raise CheckpointError(
             f"there is no checkpoint `{wanted}` in {run.checkpoints}",
             hint=f"there are: {', '.join(names) or 'none'}.",
         )
+    for name in names[names.index(wanted) + 1 :]:
+        # They belong to the way not taken; kept, under a name that no restart mistakes for this run's.
+        os.replace(run.checkpoints / name, _aside(run.checkpoints / f"aside-{name}"))
     return tuple(found[: names.index(wanted) + 1])
+
+
+def _aside(path: Path) -> Path:
+    number = 1
+    candidate = path
+    while candidate.exists():
+        number += 1
+        candidate = path.with_name(f"{path.name}-{number}")
+    return candidate

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -105,10 +106,8 @@ class SuperNode:
         bandwidth = parse_bandwidth(inter_bandwidth, bare=1e9, key="inter_bandwidth")
         if cards is None:
             cards = min(self.machine.node_cards, self.machine.card_count)
-            if shape:
-                cards = 1
-                for side in shape:
-                    cards *= side
+            if shape and all(isinstance(side, int) and side > 0 for side in shape):
+                cards = math.prod(shape)
         request = Request(cards=cards, memory=memory, bandwidth=bandwidth, shape=tuple(shape), share=share)
         return Allocation(self.pool, self.pool.allocate(request))
 
@@ -160,7 +159,7 @@ class SuperNode:
 
         Args:
             run: its folder.
-            checkpoint: name of an older checkpoint to go on from; newer ones are then deleted as the run passes them.
+            checkpoint: name of an older checkpoint to go on from; newer ones are renamed `aside-…`.
             overrides: changed keys of the job by dotted name, such as {"parallelism.data": 1}.
         """
         from supernode.control.training import resume

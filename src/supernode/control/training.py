@@ -10,7 +10,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ from supernode.control.journal import Journal
 from supernode.control.report import make_report, report_html, report_json
 from supernode.data.bigram import bigram_loss
 from supernode.data.corpus import Corpus, prepare
-from supernode.errors import BY_NAME, MachineError, RunError, SpecError, SupernodeError
+from supernode.errors import BY_NAME, CheckpointError, MachineError, RunError, SpecError, SupernodeError
 from supernode.planning.layout import fit_layout, resolve_layout
 from supernode.planning.planner import make_plan
 from supernode.scheduling.controller import Controller
@@ -64,7 +64,7 @@ def start(
                 corpus = None if job.data.dataset else prepare(job, run.path / "data", progress=progress)
                 plan = make_plan(job, node.machine, cards, vocabulary=corpus.vocabulary if corpus else 0)
                 return _drive(run, plan, corpus, None, (), watch=watch, server=server)
-            except SupernodeError:
+            except BaseException:  # Ctrl-C too
                 _forget_unstarted(run)
                 raise
             finally:
@@ -87,9 +87,16 @@ def resume(
             _check_computer(job)
             corpus = None if job.data.dataset else prepare(job, run.path / "data")
             state = run.state()
-            found = runs.whole_checkpoints(run, wanted=checkpoint)
+            if state.outcome == "finished" and state.step >= job.steps:
+                raise RunError(
+                    f"the run in {run.path} is finished: {state.step} of {job.steps} steps are done",
+                    hint="see `supernode report`, or train on with `--set steps=N`.",
+                )
             if checkpoint:
                 check_in(run.checkpoints)(checkpoint)
+            found = runs.checkpoints_to_go_on_from(run, state, wanted=checkpoint)
+            if found and not checkpoint:
+                _explain_damage(run, found)
             if cards is not None:
                 job = fit_layout(job, cards)
             layout = resolve_layout(job, node.machine.card_count)
@@ -125,11 +132,6 @@ def _drive(
     run: runs.RunFolder, plan: Plan, corpus: Corpus | None, state: RunState | None,
     found: tuple[tuple[int, str], ...], *, watch: Watch | None, server: ForkServer | None,
 ) -> Report:  # fmt: skip
-    if state is not None and found and found[-1][0] >= plan.job.steps:
-        raise RunError(
-            f"the run in {run.path} is finished: {found[-1][0]} of {plan.job.steps} steps are done",
-            hint="see `supernode report`, or train on with `--set steps=N`.",
-        )
     journal = Journal(run.path / runs.JOURNAL)
     backend = LocalBackend(run.path, silence=plan.job.recovery.silence, server=server)
     try:
@@ -141,9 +143,9 @@ def _drive(
             if ended.outcome == "finished" and corpus is not None:
                 journal.append(Noted(name="bigram_loss", value=bigram_loss(corpus)), backend.now())
     except SupernodeError as error:
-        journal.append(
-            Ended(outcome="failed", message=error.message, hint=error.hint, kind=type(error).__name__), backend.now()
-        )
+        ended = Ended(outcome="failed", message=error.message, hint=error.hint, kind=type(error).__name__)
+        with suppress(SupernodeError):  # Where the journal itself is what failed, the error tells it all.
+            journal.append(ended, backend.now())
         raise
     finally:
         backend.close()
@@ -153,6 +155,18 @@ def _drive(
     if ended.outcome == "failed":
         raise BY_NAME.get(ended.kind, RunError)(ended.message, hint=ended.hint)
     return report
+
+
+def _explain_damage(run: runs.RunFolder, found: tuple[tuple[int, str], ...]) -> None:
+    """Check the newest checkpoint before a person goes on from it: whether to lose the steps since is theirs to say."""
+    try:
+        check_in(run.checkpoints)(found[-1][1])
+    except CheckpointError as error:
+        older = found[-2][1] if len(found) > 1 else ""
+        hint = (
+            f"go on from an older one: `--checkpoint {older}`." if older else "there is no older one; start a new run."
+        )
+        raise CheckpointError(error.message, hint=hint) from error
 
 
 @contextmanager

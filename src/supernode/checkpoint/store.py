@@ -14,7 +14,8 @@ from pathlib import Path
 
 import xxhash
 
-from supernode.errors import CheckpointError
+from supernode.errors import CheckpointError, RunError
+from supernode.schema.codec import from_json
 from supernode.schema.manifest import VERSION, Manifest
 
 MANIFEST = "manifest.json"
@@ -31,7 +32,7 @@ def name_of(step: int) -> str:
 def step_of(name: str) -> int:
     """Return the step that a folder name stands for, or -1 if it is no checkpoint's name."""
     digits = name.removeprefix("step-")
-    return int(digits) if name.startswith("step-") and digits.isdigit() else -1
+    return int(digits) if name.startswith("step-") and digits.isascii() and digits.isdigit() else -1
 
 
 def checkpoints(folder: Path) -> list[tuple[int, str]]:
@@ -87,18 +88,19 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         if path.stat().st_size > _MOST_MANIFEST_BYTES:
             raise CheckpointError(f"{path} is larger than a manifest can be", hint=hint)
-        record = json.loads(path.read_text())
-        record["files"] = {str(k): (int(size), str(text)) for k, (size, text) in record["files"].items()}
-        manifest = Manifest(**record)
+        manifest = from_json(Manifest, path.read_bytes())
     except FileNotFoundError as error:
         raise CheckpointError(f"{folder} has no manifest, so it is not whole", hint=hint) from error
-    except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:
-        raise CheckpointError(f"{path} is no manifest: {error}", hint=hint) from error
+    except (RunError, OSError) as error:
+        reason = error.message if isinstance(error, RunError) else error
+        raise CheckpointError(f"{path} is no manifest: {reason}", hint=hint) from error
     if manifest.version != VERSION:
         raise CheckpointError(
             f"{path} is of version {manifest.version}, and this is version {VERSION}",
             hint="use the version of supernode that wrote it.",
         )
+    if name_of(manifest.step) != folder.name:
+        raise CheckpointError(f"{path} is of step {manifest.step}, unlike its folder's name", hint=hint)
     return manifest
 
 
@@ -112,12 +114,15 @@ def verify(folder: Path) -> Manifest:
     hint = "resume from an older one with `--checkpoint`, or delete this folder."
     for name, (size, expected) in manifest.files.items():
         path = folder / name
-        if path.resolve().parent != folder.resolve() or not path.is_file():
-            raise CheckpointError(f"{folder} lacks its file {name}", hint=hint)
-        if path.stat().st_size != size:
-            raise CheckpointError(f"{path} has {path.stat().st_size} bytes, and was written with {size}", hint=hint)
-        if digest(path) != expected:
-            raise CheckpointError(f"{path} is not what was written: its digest differs", hint=hint)
+        try:
+            if path.resolve().parent != folder.resolve() or not path.is_file():
+                raise CheckpointError(f"{folder} lacks its file {name}", hint=hint)
+            if path.stat().st_size != size:
+                raise CheckpointError(f"{path} has {path.stat().st_size} bytes, and was written with {size}", hint=hint)
+            if digest(path) != expected:
+                raise CheckpointError(f"{path} is not what was written: its digest differs", hint=hint)
+        except (OSError, ValueError) as error:  # The disk, or a name that no file can have.
+            raise CheckpointError(f"{folder} lacks its file {name}: {error}", hint=hint) from error
     return manifest
 
 

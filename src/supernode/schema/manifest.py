@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 VERSION = 1
 
@@ -23,6 +24,8 @@ class Manifest:
         files: bytes and XXH3-128 digest of every other file in the folder.
         version: of this format.
     """
+
+    __pydantic_config__: ClassVar = {"extra": "forbid"}
 
     step: int
     samples: int

@@ -43,10 +43,14 @@ class ForkServer:
             sent = socket.send_fds(self.connection, [line], descriptors) if descriptors else 0
             self.connection.sendall(line[sent:])
         except OSError as error:
-            raise MachineError(
-                f"the process that ranks are forked from is gone (exit code {self._process.poll()})",
-                hint="see its words above; start the run again with `supernode resume`.",
-            ) from error
+            raise self.gone() from error
+
+    def gone(self) -> MachineError:
+        """Return the error to raise when the server has ended by itself."""
+        return MachineError(
+            f"the process that ranks are forked from is gone (exit code {self._process.poll()})",
+            hint="see its words above; `supernode resume` goes on.",
+        )
 
     def close(self) -> None:
         """End the server and every rank."""

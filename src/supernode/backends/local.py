@@ -32,6 +32,11 @@ from supernode.schema.event import (
 )
 
 
+_FORKS_AT_ONCE = 200  # The kernel passes at most 253 descriptors in one message (SCM_MAX_FD).
+_BLAME_SECONDS = 0.5
+"""How long a rank that lost a peer waits for that peer's own end, which tells more."""
+
+
 @dataclass(slots=True)
 class _Rank:
     """What the controller knows of one living rank."""
@@ -68,6 +73,7 @@ class LocalBackend:
         self._selector = DefaultSelector()
         self._selector.register(self.server.connection, EVENT_READ, None)
         self._events: deque[Event] = deque()
+        self._unexplained: tuple[float, RankLost] | None = None
 
     def now(self) -> float:
         """Return the time in seconds since the epoch."""
@@ -86,7 +92,6 @@ class LocalBackend:
         request = {
             "kind": "fork",
             "incarnation": command.incarnation,
-            "ranks": list(range(plan.ranks)),
             "plan": to_json(plan),
             "folder": str(self.folder),
             "meeting": str(meeting),
@@ -94,7 +99,9 @@ class LocalBackend:
             "pipeline": plan.layout.pipeline > 1,
             "threads": plan.job.threads or max(1, len(os.sched_getaffinity(0)) // plan.ranks),
         }
-        self.server.send(request, tuple(theirs.fileno() for _, theirs in pairs))
+        for start in range(0, plan.ranks, _FORKS_AT_ONCE):
+            batch = range(start, min(start + _FORKS_AT_ONCE, plan.ranks))
+            self.server.send(request | {"ranks": list(batch)}, tuple(pairs[number][1].fileno() for number in batch))
         for number, (ours, theirs) in enumerate(pairs):
             theirs.close()
             ours.setblocking(False)
@@ -135,6 +142,9 @@ class LocalBackend:
                 elif key.data in self._ranks:
                     self._hear_rank(self._ranks[key.data])
             self._check_silence()
+        if self._unexplained is not None and time.monotonic() > self._unexplained[0]:
+            self._events.append(self._unexplained[1])
+            self._unexplained = None
         found = list(self._events)
         self._events.clear()
         return found
@@ -153,6 +163,7 @@ class LocalBackend:
             rank.connection.close()
         self._ranks.clear()
         self._events.clear()
+        self._unexplained = None
 
     def _server_lines(self, *, wait: float | None) -> list[dict[str, Any]]:
         """Return what the server said; raises if it is gone."""
@@ -167,14 +178,14 @@ class LocalBackend:
             with suppress(OSError):
                 self.server.connection.settimeout(None)
         if not data:
-            self.server.send({"kind": "hello"})
-            raise MachineError("the process that ranks are forked from is gone", hint="`supernode resume` goes on.")
+            raise self.server.gone()
         *lines, self.server.pending = (self.server.pending + data).split(b"\n")
         messages = [json.loads(line) for line in lines]
         for message in messages:
             if message["kind"] == "broken":
                 raise MachineError(
-                    f"ranks cannot start: {message['message']}", hint="install them with `pip install 'supernode-sdk[train]'`."
+                    f"ranks cannot start: {message['message']}",
+                    hint="install them with `pip install 'supernode-sdk[train]'`.",
                 )
         return messages
 
@@ -239,7 +250,11 @@ class LocalBackend:
         elif not rank.done or code:
             reason = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
             reason = f"lost a peer: {rank.lost_peer}" if rank.lost_peer else reason
-            self._events.append(RankLost(rank=rank.number, incarnation=self._incarnation, reason=reason))
+            lost = RankLost(rank=rank.number, incarnation=self._incarnation, reason=reason)
+            if not rank.lost_peer:
+                self._events.append(lost)
+            elif self._unexplained is None:
+                self._unexplained = time.monotonic() + _BLAME_SECONDS, lost
         elif all(other.told_end and other.done for other in self._ranks.values()) and not self._ended:
             self._ended = True
             self._events.append(RanksEnded(incarnation=self._incarnation, step=rank.step))

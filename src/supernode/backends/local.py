@@ -31,7 +31,6 @@ from supernode.schema.event import (
     StepDone,
 )
 
-
 _FORKS_AT_ONCE = 200  # The kernel passes at most 253 descriptors in one message (SCM_MAX_FD).
 _BLAME_SECONDS = 0.5
 """How long a rank that lost a peer waits for that peer's own end, which tells more."""

@@ -32,6 +32,7 @@ from supernode.schema.event import (
 )
 
 _FORKS_AT_ONCE = 200  # The kernel passes at most 253 descriptors in one message (SCM_MAX_FD).
+_START_SECONDS = 120.0
 _BLAME_SECONDS = 0.5
 """How long a rank that lost a peer waits for that peer's own end, which tells more."""
 
@@ -46,6 +47,7 @@ class _Rank:
     step: int = 0
     pending: bytes = b""
     gone: bool = False
+    spoke: bool = False
     told_end: bool = False
     lost_peer: str = ""
     done: bool = False
@@ -206,7 +208,7 @@ class LocalBackend:
                 self._selector.unregister(rank.connection)
                 rank.gone = True
                 return
-            rank.heard = time.monotonic()
+            rank.heard, rank.spoke = time.monotonic(), True
             *lines, rank.pending = (rank.pending + data).split(b"\n")
             for line in lines:
                 self._take(rank, json.loads(line))
@@ -264,7 +266,9 @@ class LocalBackend:
             return
         oldest = min(living, key=lambda rank: (rank.step, rank.heard))
         silent = time.monotonic() - max(rank.heard for rank in living)
-        if silent > self.silence:
+        # Before their first word the server may still be importing torch.
+        limit = self.silence if all(rank.spoke for rank in living) else max(self.silence, _START_SECONDS)
+        if silent > limit:
             for rank in living:
                 rank.heard = time.monotonic()
             reason = f"no rank said a word for {silent:.0f} s; this one is behind, at step {oldest.step}"

@@ -75,10 +75,8 @@ def altered(statement: str) -> Callable[[Path], None]:
 DAMAGE: list[tuple[str, Callable[[Path], object]]] = [
     ("zeros", lambda path: path.write_bytes(bytes(8192))),
     ("text", lambda path: path.write_text("hello\n" * 100)),
-    ("empty", lambda path: path.write_bytes(b"")),
     ("cut short", lambda path: path.write_bytes(path.read_bytes()[:3000])),
     ("bytes in the middle", lambda path: path.write_bytes(path.read_bytes()[:4096] + b"\xff" * 4096)),
-    ("no table", altered("DROP TABLE events")),
     ("an unknown kind", altered("UPDATE events SET kind = 'Exploded'")),
     ("a record that is no JSON", altered("UPDATE events SET record = '{'")),
     ("a record of another kind", altered("UPDATE events SET kind = 'Started'")),
@@ -96,6 +94,14 @@ def test_what_is_no_journal_is_refused_with_a_remedy(tmp_path: Path, damage: Cal
         list(read(path))
 
     assert caught.value.hint
+
+
+@pytest.mark.parametrize("begin", [lambda path: path.write_bytes(b""), altered("DROP TABLE events")])
+def test_a_journal_whose_writer_had_not_begun_holds_nothing(tmp_path: Path, begin: Callable[[Path], object]) -> None:
+    path = filled(tmp_path / "journal.db")
+    begin(path)
+
+    assert list(read(path)) == []
 
 
 def test_a_journal_cannot_be_opened_on_garbage(tmp_path: Path) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from supernode.errors import CheckpointError, MachineError, RunError
 from supernode.schema.event import Started, StopAsked
 from supernode.schema.job import JobSpec
 from supernode.schema.plan import Layout, Plan
+from supernode.schema.report import RunState
 
 JOB = JobSpec(name="small", steps=3)
 PLAN = Plan(job=JOB, layout=Layout(), machine="m", cards=(0,), micro_batch=16, micro_batches=1, stages=())
@@ -145,7 +146,9 @@ def test_a_journal_without_its_beginning_is_refused(tmp_path: Path) -> None:
         run.state()
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00", b"[]", b'{"steps": "many"}', b'{"stepz": 1}', b'{"steps": -1}'])
+@pytest.mark.parametrize(
+    "content", [b"", b"\xff\xfe\x00", b"[]", b'{"steps": "many"}', b'{"stepz": 1}', b'{"steps": -1}']
+)
 def test_a_damaged_job_is_refused_with_a_remedy(tmp_path: Path, content: bytes) -> None:
     run = begun(tmp_path / "run")
     run.release()
@@ -158,17 +161,41 @@ def test_a_damaged_job_is_refused_with_a_remedy(tmp_path: Path, content: bytes) 
     assert caught.value.hint
 
 
-def test_checkpoints_up_to_the_wanted_one_are_gone_on_from(tmp_path: Path) -> None:
-    run = begun(tmp_path / "run")
-    for name in ("step-00000002", "step-00000004", ".draft-step-00000006", "notes"):
+def with_checkpoints(run: runs.RunFolder, *steps: int) -> runs.RunFolder:
+    for name in [f"step-{step:08d}" for step in steps] + [".draft-step-00000009", "step-x", "notes"]:
         (run.checkpoints / name).mkdir(parents=True)
-    os.mkdir(run.checkpoints / "step-x")
+    return run
 
-    assert runs.whole_checkpoints(run) == ((2, "step-00000002"), (4, "step-00000004"))
-    assert runs.whole_checkpoints(run, wanted="step-00000002") == ((2, "step-00000002"),)
-    with pytest.raises(CheckpointError, match="step-00000003") as caught:
-        runs.whole_checkpoints(run, wanted="step-00000003")
-    assert "step-00000002, step-00000004" in caught.value.hint
+
+def state_with(run: runs.RunFolder, *, steps: int) -> RunState:
+    return replace(run.state(), losses=dict.fromkeys(range(1, steps + 1), 1.0))
+
+
+def test_a_run_goes_on_from_all_checkpoints_whose_steps_it_knows(tmp_path: Path) -> None:
+    run = with_checkpoints(begun(tmp_path / "run"), 2, 4, 6)
+
+    known = runs.checkpoints_to_go_on_from(run, state_with(run, steps=5))
+    nothing_known = runs.checkpoints_to_go_on_from(run, state_with(run, steps=0))
+
+    # The controller died before it read what its ranks said of step 6.
+    assert known == ((2, "step-00000002"), (4, "step-00000004"))
+    # Better than to begin again.
+    assert nothing_known == ((2, "step-00000002"), (4, "step-00000004"), (6, "step-00000006"))
     # Looking for them has cleared away what an interrupted save left.
-    assert not (run.checkpoints / ".draft-step-00000006").exists()
+    assert not (run.checkpoints / ".draft-step-00000009").exists()
+    run.release()
+
+
+def test_newer_checkpoints_are_set_aside_for_the_one_that_is_wanted(tmp_path: Path) -> None:
+    run = with_checkpoints(begun(tmp_path / "run"), 2, 4, 6)
+    state = state_with(run, steps=6)
+
+    found = runs.checkpoints_to_go_on_from(run, state, wanted="step-00000002")
+
+    assert found == ((2, "step-00000002"),)
+    kept = {entry.name for entry in run.checkpoints.iterdir()}
+    assert kept == {"step-00000002", "aside-step-00000004", "aside-step-00000006", "step-x", "notes"}
+    with pytest.raises(CheckpointError, match="step-00000004") as caught:
+        runs.checkpoints_to_go_on_from(run, state, wanted="step-00000004")
+    assert "there are: step-00000002" in caught.value.hint
     run.release()

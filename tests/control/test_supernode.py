@@ -110,7 +110,13 @@ def test_a_job_is_a_value_a_mapping_or_a_file(tmp_path: Path) -> None:
 
 def test_plan_and_simulate_need_no_process() -> None:
     node = SuperNode(card_count=8, card="H100")
-    job = {"model": "gpt3-13b", "batch": 64, "gradient_accumulation": 4, "parallelism": {"tensor": 4, "data": 2}, "steps": 50}
+    job = {
+        "model": "gpt3-13b",
+        "batch": 64,
+        "gradient_accumulation": 4,
+        "parallelism": {"tensor": 4, "data": 2},
+        "steps": 50,
+    }
 
     plan = node.plan(job)
     result = node.simulate(job, mtbf=3600.0 * 24 * 365, seed=1)
@@ -137,7 +143,9 @@ print(json.dumps(sorted({{name.partition('.')[0] for name in sys.modules}} & {{'
 
 @pytest.mark.parametrize("module", ["supernode", "cluster_sdk"])
 def test_importing_loads_no_heavy_library(module: str) -> None:
-    done = subprocess.run([sys.executable, "-c", LOOK.format(module=module)], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", LOOK.format(module=module)], capture_output=True, text=True, check=True
+    )
 
     assert json.loads(done.stdout) == []
 

@@ -221,7 +221,9 @@ def test_an_error_of_the_users_making_is_not_met_twice() -> None:
 
 
 def test_a_resumed_run_goes_on_with_a_new_launch_and_a_clean_slate() -> None:
-    controller, _ = told(Started(plan=QUIET), *ready(), step(1), step(2), saved(2), StopAsked(), Ended(outcome="stopped"))
+    controller, _ = told(
+        Started(plan=QUIET), *ready(), step(1), step(2), saved(2), StopAsked(), Ended(outcome="stopped")
+    )
     other = replace(QUIET, layout=Layout(data=1), cards=(0,))
 
     answer = controller.handle(Started(plan=other, checkpoints=((2, "step-2"),)), 20.0)
@@ -240,7 +242,7 @@ EVENTS: st.SearchStrategy[Event] = st.one_of(
     st.builds(Evaluated, step=st.integers(1, 10), loss=st.floats(0, 9), seconds=st.floats(0, 9)),
     st.builds(saved, NAMES),
     st.builds(lost, st.integers(0, 1), st.integers(1, 4)),
-    st.builds(RankFailed, rank=st.integers(0, 1), incarnation=st.integers(1, 4), kind=st.just("RunError"), message=st.just("m")),
+    st.builds(lambda number: RankFailed(rank=0, incarnation=number, kind="RunError", message="m"), st.integers(1, 4)),
     st.builds(RanksEnded, incarnation=st.integers(1, 4), step=st.integers(1, 10)),
     st.builds(StopAsked, now=st.booleans()),
     st.builds(Noted, name=st.just("sample"), value=st.sampled_from(["", "ü"])),
@@ -257,10 +259,10 @@ def played(events: Iterable[Event], *, whole: set[int]) -> tuple[list[tuple[floa
         event = waiting.pop(0)
         heard.append((float(len(heard)), event))
         for command in controller.handle(event, heard[-1][0]):
-            if isinstance(command, Launch) and command.checkpoint:
-                if int(command.checkpoint.removeprefix("step-")) not in whole:
-                    waiting.insert(0, Rejected(checkpoint=command.checkpoint, reason="bytes differ"))
-                    continue
+            loads = isinstance(command, Launch) and command.checkpoint
+            if isinstance(command, Launch) and loads and int(command.checkpoint.removeprefix("step-")) not in whole:
+                waiting.insert(0, Rejected(checkpoint=command.checkpoint, reason="bytes differ"))
+                continue
             if isinstance(command, Finish):
                 waiting.insert(0, command.ended)
             carried.append(command)

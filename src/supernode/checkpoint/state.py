@@ -50,9 +50,10 @@ def save(state: State, folder: Path, manifest: Manifest) -> int:
             store.write_manifest(draft, replace(manifest, files=files))
             store.commit(draft, folder / store.name_of(manifest.step))
     except (CheckpointException, OSError, RuntimeError) as error:
+        explained = _explain(error, folder)  # While the draft still takes its space.
         if _is_first():
             shutil.rmtree(draft, ignore_errors=True)
-        raise _explain(error, folder) from error
+        raise explained from error
     return sum(size for size, _ in files.values())
 
 
@@ -151,7 +152,7 @@ class _Reader(FileSystemReader):
                 metadata = _Unpickler(file).load()
             if not isinstance(metadata, Metadata):
                 raise pickle.UnpicklingError(f"holds a {type(metadata).__name__}")
-        except (OSError, pickle.UnpicklingError, EOFError, AttributeError, TypeError, ValueError, IndexError) as error:
+        except Exception as error:  # A damaged pickle can raise anything.
             raise CheckpointError(
                 f"{path} cannot be read: {error}", hint="resume from an older checkpoint with `--checkpoint`."
             ) from error
@@ -178,7 +179,8 @@ def _explain(error: BaseException, folder: Path) -> BaseException:
         free = shutil.disk_usage(folder).free
     except OSError:
         free = 0
-    if full or "No space left" in text or ("PytorchStreamWriter" in text and free < 2**20):
+    # torch's writer tells of a write that came out short by its position alone.
+    if full or any(sign in text for sign in ("No space left", "PytorchStreamWriter", "unexpected pos")):
         return MachineError(
             f"the disk of {folder} is full ({free} bytes free); the checkpoint was not written",
             hint="free some space or lower `checkpoint.keep`, then `supernode resume`; earlier checkpoints are whole.",

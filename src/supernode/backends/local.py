@@ -44,6 +44,7 @@ class _Rank:
     number: int
     connection: socket.socket
     heard: float
+    met_seconds: float = 0.0
     step: int = 0
     pending: bytes = b""
     gone: bool = False
@@ -197,7 +198,7 @@ class LocalBackend:
                 self._exited(self._ranks[message["rank"]], message["code"])
 
     def _hear_rank(self, rank: _Rank) -> None:
-        while True:
+        while not rank.gone:  # One look of the selector may find a rank's end twice: told by the server, and its own.
             try:
                 data = rank.connection.recv(65_536)
             except BlockingIOError:
@@ -215,9 +216,15 @@ class LocalBackend:
 
     def _take(self, rank: _Rank, message: dict[str, Any]) -> None:
         kind = message.pop("kind")
-        if kind == "ready":
+        if kind == "met":
+            rank.met_seconds = time.monotonic() - self._launched
+        elif kind == "ready":
             seconds = time.monotonic() - self._launched
-            self._events.append(RankReady(rank=rank.number, incarnation=self._incarnation, seconds=seconds))
+            self._events.append(
+                RankReady(
+                    rank=rank.number, incarnation=self._incarnation, seconds=seconds, met_seconds=rank.met_seconds
+                )
+            )  # fmt: skip
         elif kind == "step":
             rank.step = message["step"]
             self._events.append(StepDone(incarnation=self._incarnation, **message))
@@ -238,8 +245,7 @@ class LocalBackend:
 
     def _exited(self, rank: _Rank, code: int) -> None:
         """Judge a rank's end by the last words it sent and its exit code."""
-        if not rank.gone:
-            self._hear_rank(rank)
+        self._hear_rank(rank)
         rank.told_end = True
         if rank.failed:
             self._events.append(

@@ -27,11 +27,17 @@ class Started:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankReady:
-    """A rank is loaded and has met the others. `seconds`: since the ranks were launched."""
+    """A rank is loaded and has met the others.
+
+    Attributes:
+        seconds: since the ranks were launched.
+        met_seconds: of these, until its first collective was done.
+    """
 
     rank: int
     incarnation: int
     seconds: float
+    met_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

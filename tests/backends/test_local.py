@@ -1,0 +1,67 @@
+"""The local backend turns what ranks and their server say into events, each once."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from supernode.backends.local import LocalBackend
+from supernode.control.supernode import SuperNode
+from supernode.schema.event import Launch, RankLost, RankReady
+
+
+class SilentServer:
+    """A fork server that forks nobody; the test speaks for it and for the ranks."""
+
+    def __init__(self) -> None:
+        self.connection, self.own = socket.socketpair()
+        self.pending = b""
+        self.ranks: list[socket.socket] = []
+
+    def send(self, request: dict[str, Any], descriptors: tuple[int, ...] = ()) -> None:
+        self.ranks += [socket.socket(fileno=os.dup(descriptor)) for descriptor in descriptors]
+
+    def say(self, **message: Any) -> None:
+        self.own.sendall(json.dumps(message).encode() + b"\n")
+
+    def close(self) -> None:
+        for line in (self.connection, self.own, *self.ranks):
+            line.close()
+
+
+@pytest.fixture
+def server() -> SilentServer:
+    return SilentServer()
+
+
+@pytest.fixture
+def backend(tmp_path: Path, server: SilentServer):  # type: ignore[no-untyped-def]
+    plan = SuperNode.discover(cards=2, cpu_only=True).plan({"parallelism": {"data": 2}})
+    made = LocalBackend(tmp_path, silence=60, server=server)  # type: ignore[arg-type]
+    made.launch(Launch(incarnation=1, plan=plan, checkpoint=""))
+    yield made
+    made.close()
+
+
+def test_a_death_told_by_the_server_and_by_the_rank_s_own_line_is_one_loss(
+    backend: LocalBackend, server: SilentServer
+) -> None:
+    # In this order one look of the selector brings both, the server's word first.
+    server.say(kind="exit", incarnation=1, rank=1, code=-9)
+    server.ranks[1].close()
+
+    assert backend.poll(1.0) == [RankLost(rank=1, incarnation=1, reason="killed by signal 9")]
+
+
+def test_a_ready_rank_tells_when_it_had_met_the_others(backend: LocalBackend, server: SilentServer) -> None:
+    server.ranks[0].sendall(b'{"kind": "met"}\n{"kind": "ready", "seconds": 1.0}\n')
+
+    (event,) = backend.poll(1.0)
+
+    assert isinstance(event, RankReady)
+    assert 0 < event.met_seconds <= event.seconds

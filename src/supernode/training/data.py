@@ -85,7 +85,9 @@ class Feed:
     @property
     def evaluation_batches(self) -> int:
         """Batches of one evaluation; fewer than the job wants where the held-out data is small."""
-        return min(self.plan.job.evaluate.batches, -(-len(self.held_out) // self.plan.job.batch))
+        whole, rest = divmod(len(self.held_out), self.plan.job.batch)
+        is_short_taken = rest and (self.pads or self.plan.layout.ranks == 1)
+        return min(self.plan.job.evaluate.batches, whole + bool(is_short_taken))
 
     def _batch(self, samples: Samples, indices: np.ndarray) -> Batch:
         size, copies = self.plan.micro_batch, self.plan.layout.data
@@ -94,9 +96,11 @@ class Feed:
             start = (micro * copies + self.data) * size
             picked = [samples[int(index)] for index in indices[start : start + size]]
             short = size - len(picked)
-            if short and (self.pads or not picked):
+            if short and self.pads:
                 blank_x, blank_y = samples[int(indices[0])]
-                picked += [(blank_x, torch.full_like(blank_y, IGNORED))] * (short if self.pads else 1)
+                picked += [(blank_x, torch.full_like(blank_y, IGNORED))] * short
+            if not picked:
+                continue
             try:
                 inputs.append(torch.stack([x for x, _ in picked]))
                 targets.append(torch.stack([y for _, y in picked]))
@@ -138,6 +142,11 @@ def open_feed(plan: Plan, corpus: Corpus | None, data: int) -> Feed:
         raise DataError(
             f"{len(train)} samples leave a short last batch, which `data.loss` cannot leave out on several cards",
             hint=f"set `data.drop_last: true`, or a `batch` that divides {len(train)}.",
+        )
+    if not classes and plan.layout.ranks > 1 and len(held_out) < job.batch:
+        raise DataError(
+            f"{len(held_out)} held-out samples are no whole `batch` of {job.batch}, as `data.loss` needs on several cards",
+            hint=f"hold out {job.batch} samples or more, or set `batch` to {len(held_out)} or less.",
         )
     count = (lambda target: int((target != IGNORED).sum())) if classes else len
     return Feed(
@@ -181,5 +190,3 @@ def _user_loss(reference: str) -> Callable[[Tensor, Tensor], Tensor]:
         return value.reshape(())
 
     return loss
-
-

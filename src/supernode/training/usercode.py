@@ -36,7 +36,7 @@ def load_function(reference: str, *, key: str, error: type[SupernodeError]) -> C
     sys.path.insert(0, str(path.parent.resolve()))
     try:
         spec.loader.exec_module(module)
-    except Exception as cause:
+    except (Exception, SystemExit) as cause:
         raise error(f"{path} fails at import: {_last(cause)}", hint=f"correct the file that `{key}` names.") from cause
     finally:
         sys.path.remove(str(path.parent.resolve()))
@@ -53,7 +53,7 @@ def call(reference: str, *arguments: object, key: str, error: type[SupernodeErro
     function = load_function(reference, key=key, error=error)
     try:
         return function(*arguments)
-    except Exception as cause:
+    except (Exception, SystemExit) as cause:
         raise error(f"{reference} raised {_last(cause)}", hint=f"correct the function that `{key}` names.") from cause
 
 
@@ -92,7 +92,14 @@ def build_user_data(reference: str, *, key: str) -> Any:
             f"{reference} returned a {type(data).__name__} without `__len__` and `__getitem__`",
             hint="return a map-style data set: a position in a stream could not be found again after a failure.",
         )
-    if len(data) == 0:
+    try:
+        count = len(data)
+    except Exception as cause:  # whatever the user's data set raises is theirs to read
+        raise DataError(
+            f"{reference} returned a {type(data).__name__} whose length raised {_last(cause)}",
+            hint="correct the data set's `__len__`.",
+        ) from cause
+    if count == 0:
         raise DataError(f"{reference} returned an empty data set", hint="give it at least one sample.")
     return data
 

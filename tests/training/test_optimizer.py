@@ -1,0 +1,81 @@
+"""Rates and weights move as the formulas say, checked by hand."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import pytest
+import torch
+from torch import nn
+
+from supernode.schema.job import OptimizerSpec
+from supernode.training.optimizer import build_optimizer, learning_rate, set_rate
+
+
+def rates(decay: Literal["cosine", "linear", "none"], *, warmup: int = 4, steps: int = 13) -> list[float]:
+    spec = OptimizerSpec(learning_rate=2.0, warmup=warmup, decay=decay, final_ratio=0.1)
+    return [learning_rate(spec, step, steps) for step in range(steps)]
+
+
+def test_the_rate_climbs_in_equal_parts() -> None:
+    assert rates("none")[:5] == [0.5, 1.0, 1.5, 2.0, 2.0]
+
+
+def test_the_linear_way_down_ends_at_the_final_ratio() -> None:
+    # From 2 at step 4 to 0.2 at step 12, 1.8 / 8 a step.
+    assert rates("linear")[4:] == pytest.approx([2.0 - 0.225 * step for step in range(9)])
+
+
+def test_the_cosine_way_down_is_half_way_in_the_middle() -> None:
+    down = rates("cosine")
+
+    assert (down[4], down[12]) == (2.0, pytest.approx(0.2))
+    assert down[8] == pytest.approx((2.0 + 0.2) / 2)
+    assert down[6] == pytest.approx(0.2 + 1.8 * (1 + math.cos(math.pi / 4)) / 2)
+
+
+def test_runs_shorter_than_the_warm_up_and_of_one_step_have_rates() -> None:
+    assert rates("cosine", warmup=100, steps=2) == [0.02, 0.04]
+    assert rates("cosine", warmup=0, steps=1) == [2.0]
+    assert rates("linear", warmup=1, steps=1) == [2.0]
+
+
+def test_matrices_decay_and_vectors_do_not() -> None:
+    layer = nn.Linear(3, 2)
+    optimizer = build_optimizer(OptimizerSpec(weight_decay=0.3), list(layer.parameters()))
+
+    decays = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
+
+    assert decays == {id(layer.weight): 0.3, id(layer.bias): 0.0}
+
+
+@pytest.mark.parametrize("parameters", [[nn.Parameter(torch.ones(2))], [nn.Parameter(torch.ones(2, 2))]])
+def test_a_model_of_vectors_or_of_matrices_alone_has_one_group(parameters: list[nn.Parameter]) -> None:
+    assert len(build_optimizer(OptimizerSpec(), parameters).param_groups) == 1
+
+
+def test_sgd_moves_by_rate_times_momentum() -> None:
+    weight = nn.Parameter(torch.tensor([[1.0]]))
+    spec = OptimizerSpec(name="sgd", momentum=0.5, weight_decay=0.0)
+    optimizer = build_optimizer(spec, [weight])
+    set_rate(optimizer, 0.1)
+
+    for _ in range(2):
+        weight.grad = torch.tensor([[2.0]])
+        optimizer.step()
+
+    # 1 − 0.1·2 − 0.1·(0.5·2 + 2)
+    assert float(weight.detach()) == pytest.approx(0.5)
+
+
+def test_adamw_moves_by_the_rate_in_its_first_step() -> None:
+    weight = nn.Parameter(torch.tensor([[1.0]]))
+    optimizer = build_optimizer(OptimizerSpec(weight_decay=0.5, epsilon=1e-12), [weight])
+    set_rate(optimizer, 0.1)
+
+    weight.grad = torch.tensor([[7.0]])
+    optimizer.step()
+
+    # Decayed by rate × decay, then moved by the rate, whatever the gradient's size (Kingma and Ba, section 2.1).
+    assert float(weight.detach()) == pytest.approx(1 - 0.1 * 0.5 - 0.1, abs=1e-6)

@@ -145,7 +145,7 @@ def open_feed(plan: Plan, corpus: Corpus | None, data: int) -> Feed:
         )
     if not classes and plan.layout.ranks > 1 and len(held_out) < job.batch:
         raise DataError(
-            f"{len(held_out)} held-out samples are no whole `batch` of {job.batch}, as `data.loss` needs on several cards",
+            f"{len(held_out)} samples are held out, and `data.loss` on several cards needs a `batch` of {job.batch}",
             hint=f"hold out {job.batch} samples or more, or set `batch` to {len(held_out)} or less.",
         )
     count = (lambda target: int((target != IGNORED).sum())) if classes else len

@@ -41,27 +41,29 @@ Folder = Annotated[
 Older = Annotated[str, typer.Option("--checkpoint", help="Older checkpoint to go on from, such as step-00000050.")]
 Card = Annotated[str, typer.Option("--card", help="Card of the catalogue; `local` for this computer.")]
 Interconnect = Annotated[str, typer.Option("--interconnect", help="How cards are joined.")]
+Named = Annotated[
+    str, typer.Option("--machine", help="A whole machine by name, such as supernode-512; then no other part is named.")
+]
 Cooling = Annotated[str, typer.Option("--cooling", help="`liquid` or `air`.")]
 
 
 @app.command()
 def plan(
     file: JobFile, cards: Cards = None, card: Card = "local", interconnect: Interconnect = "3D_Ring",
-    cooling: Cooling = "liquid", overrides: Set = None, as_json: Json = False,
+    cooling: Cooling = "liquid", machine: Named = "", overrides: Set = None, as_json: Json = False,
 ) -> None:  # fmt: skip
     """Check a job's degrees, cut its layers over stages, estimate memory and step time."""
     from supernode.cli import show
     from supernode.control.jobfile import load_job
 
     job = load_job(file, overrides=_overrides(overrides))
-    show.plan(_node(cards, card, interconnect, cooling, job).plan(job), as_json=as_json)
+    show.plan(_node(cards, card, interconnect, cooling, machine, job).plan(job), as_json=as_json)
 
 
 @app.command()
 def simulate(
     file: JobFile, cards: Cards = None, card: Card = "local", interconnect: Interconnect = "3D_Ring",
-    cooling: Cooling = "liquid",
-    mtbf: Mtbf = "", seed: Annotated[int, typer.Option("--seed", help="Of the failures.")] = 0, out: Out = None,
+    cooling: Cooling = "liquid", machine: Named = "", mtbf: Mtbf = "", seed: Annotated[int, typer.Option("--seed", help="Of the failures.")] = 0, out: Out = None,
     overrides: Set = None, as_json: Json = False,
 ) -> None:  # fmt: skip
     """Play a job in virtual time: one step event by event, then the whole run with failures."""
@@ -71,7 +73,7 @@ def simulate(
 
     job = load_job(file, overrides=_overrides(overrides))
     between = parse_seconds(mtbf, key="--mtbf") if mtbf else float("inf")
-    result = _node(cards, card, interconnect, cooling, job).simulate(job, mtbf=between, seed=seed)
+    result = _node(cards, card, interconnect, cooling, machine, job).simulate(job, mtbf=between, seed=seed)
     show.simulation(result, result.write(out) if out is not None else (), as_json=as_json)
 
 
@@ -137,15 +139,15 @@ def report(run: Run, as_json: Json = False) -> None:
     show.talk(f"{folder / 'report.html'}")
 
 
-@app.command()
-def machine(
+@app.command("machine")
+def sheet(
     cards: Cards = None, card: Card = "local", interconnect: Interconnect = "3D_Ring", cooling: Cooling = "liquid",
-    as_json: Json = False,
+    machine: Named = "", as_json: Json = False,
 ) -> None:  # fmt: skip
     """Show a machine's sheet: memory, FLOP/s, bandwidth, watts and cost, all derived from its parts."""
     from supernode.cli import show
 
-    show.machine(_node(cards, card, interconnect, cooling, None).sheet(), as_json=as_json)
+    show.machine(_node(cards, card, interconnect, cooling, machine, None).sheet(), as_json=as_json)
 
 
 def main() -> None:
@@ -213,9 +215,11 @@ def _local(cards: int | None, job: Any) -> Any:
     return SuperNode.discover(cards=cards, cpu_only=True)
 
 
-def _node(cards: int | None, card: str, interconnect: str, cooling: str, job: Any) -> Any:
+def _node(cards: int | None, card: str, interconnect: str, cooling: str, machine: str, job: Any) -> Any:
     from supernode.control.supernode import SuperNode
 
+    if machine:
+        return SuperNode.named(machine)
     if card == "local":
         return _local(cards, job) if job is not None else SuperNode.discover(cards=cards)
     if cards is None:

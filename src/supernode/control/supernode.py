@@ -68,6 +68,17 @@ class SuperNode:
 
         return cls(machine=discover(cards=cards, cpu_only=cpu_only))
 
+    @classmethod
+    def named(cls, name: str) -> SuperNode:
+        """Return one of the machines of the catalogue, such as `supernode-512`.
+
+        Raises:
+            SpecError: there is none of that name; the hint lists them.
+        """
+        from supernode.hardware.assemble import predefined
+
+        return cls(machine=predefined(name))
+
     @property
     def pool(self) -> Pool:
         """Who holds which cards."""

@@ -63,7 +63,8 @@ def plan(
 @app.command()
 def simulate(
     file: JobFile, cards: Cards = None, card: Card = "local", interconnect: Interconnect = "3D_Ring",
-    cooling: Cooling = "liquid", machine: Named = "", mtbf: Mtbf = "", seed: Annotated[int, typer.Option("--seed", help="Of the failures.")] = 0, out: Out = None,
+    cooling: Cooling = "liquid", machine: Named = "", mtbf: Mtbf = "",
+    seed: Annotated[int, typer.Option("--seed", help="Of the failures.")] = 0, out: Out = None,
     overrides: Set = None, as_json: Json = False,
 ) -> None:  # fmt: skip
     """Play a job in virtual time: one step event by event, then the whole run with failures."""

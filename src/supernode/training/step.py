@@ -150,7 +150,7 @@ class Stepper:
                 settle(parameter)
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
-            norms = torch._foreach_norm([local(parameter.grad) for parameter in parameters if parameter.grad is not None])
+            norms = torch._foreach_norm([local(p.grad) for p in parameters if p.grad is not None])
             squares += float(torch.stack([n.float() for n in norms]).double().square().sum()) / held
         mine = torch.tensor([loss if self.judges else 0.0, counted, squares, stop], dtype=torch.float64)
         dist.all_reduce(mine)
@@ -160,7 +160,7 @@ class Stepper:
         if not math.isfinite(total) or not math.isfinite(norm):
             raise RunError(
                 f"step {step + 1}: the loss is {total / positions:g} and the gradient's norm {norm:g}",
-                hint="lower `optimizer.learning_rate`, or clip with `optimizer.clip`; the last checkpoint is untouched.",
+                hint="lower `optimizer.learning_rate`, or set `optimizer.clip`; the last checkpoint is untouched.",
             )
         clip = self.plan.job.optimizer.clip
         scale = min(1.0, clip / (norm + 1e-6)) / positions if clip else 1.0 / positions

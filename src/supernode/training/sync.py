@@ -66,21 +66,23 @@ class ReplicaSync:
         self.start()
 
     def start(self) -> None:
-        """Zero the gradients and await a step's backward passes."""
+        """Drop the gradients and await a step's backward passes."""
         self._next = 0
         for bucket in self.buckets:
-            bucket.flat.zero_()
             bucket.missing, bucket.work = len(bucket.parameters), None
-            for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
+            for parameter in bucket.parameters:
                 self._left[parameter] = self._uses[parameter]
-                parameter.grad = None if isinstance(parameter, DTensor) else view
+                parameter.grad = None
 
     def _hook(self, bucket: _Bucket, view: Tensor):  # type: ignore[no-untyped-def]
         def arrived(parameter: Tensor) -> None:
             assert isinstance(parameter, nn.Parameter)
             self._left[parameter] -= 1
-            if self._left[parameter] == 0:
+            # A first gradient is moved into the bucket, where later micro-batches add to it: cheaper than to zero the
+            # bucket and add to that. A DTensor's is moved once it is whole.
+            if self._left[parameter] == 0 or not isinstance(parameter, DTensor):
                 self._gather(parameter, view)
+            if self._left[parameter] == 0:
                 bucket.missing -= 1
                 self._launch_ready()
 
@@ -89,10 +91,15 @@ class ReplicaSync:
     @staticmethod
     def _gather(parameter: nn.Parameter, view: Tensor) -> None:
         settle(parameter)
-        if parameter.grad is not None:
+        if parameter.grad is None:
+            view.zero_()
+        else:
             part = local(parameter.grad)
+            part = part.to_dense() if part.is_sparse else part
             if part.data_ptr() != view.data_ptr():
                 view.copy_(part)
+        if not isinstance(parameter, DTensor):
+            parameter.grad = view
 
     def _launch_ready(self, *, all_of_them: bool = False) -> None:
         while self._next < len(self.buckets):

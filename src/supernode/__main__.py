@@ -1,5 +1,5 @@
 """`python -m supernode` is the command line."""
 
-from supernode.cli.main import main
+from supernode.cli.entry import main
 
 main()

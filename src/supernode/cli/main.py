@@ -151,10 +151,14 @@ def sheet(
     show.machine(_node(cards, card, interconnect, cooling, machine, None).sheet(), as_json=as_json)
 
 
-def main() -> None:
-    """Run the command line; errors with a remedy are shown without a traceback and end with exit code 2."""
-    if len(sys.argv) > 2 and sys.argv[1] in ("run", "resume") and not {"--help", "-h"} & set(sys.argv):
-        _start_server()
+def main(server: Any = None) -> None:
+    """Run the command line; errors with a remedy are shown without a traceback and end with exit code 2.
+
+    Args:
+        server: a fork server started ahead of the command that will need it.
+    """
+    if server is not None:
+        _SERVER.append(server)
     try:
         app(standalone_mode=False)
     except SupernodeError as error:
@@ -180,16 +184,6 @@ def main() -> None:
 
 
 _SERVER: list[Any] = []
-
-
-def _start_server() -> None:
-    """Start importing torch in the process that ranks are forked from, while this one reads the job."""
-    from importlib.util import find_spec
-
-    if find_spec("torch") is not None:
-        from supernode.backends.fork_client import ForkServer
-
-        _SERVER.append(ForkServer())
 
 
 def _taken_server() -> Any:

@@ -30,6 +30,7 @@ class ForkServer:
         )
         theirs.close()
         self.pending = b""
+        self._has_forked = False
 
     @property
     def pid(self) -> int:
@@ -39,6 +40,7 @@ class ForkServer:
     def send(self, request: dict[str, Any], descriptors: tuple[int, ...] = ()) -> None:
         """Send a request, with descriptors along it."""
         line = json.dumps(request).encode() + b"\n"
+        self._has_forked = self._has_forked or bool(descriptors)
         try:
             sent = socket.send_fds(self.connection, [line], descriptors) if descriptors else 0
             self.connection.sendall(line[sent:])
@@ -55,6 +57,8 @@ class ForkServer:
     def close(self) -> None:
         """End the server and every rank."""
         self.connection.close()
+        if not self._has_forked:
+            self._process.kill()  # It may be importing for seconds yet, and has no rank to end first.
         try:
             self._process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:

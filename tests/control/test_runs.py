@@ -199,3 +199,17 @@ def test_newer_checkpoints_are_set_aside_for_the_one_that_is_wanted(tmp_path: Pa
         runs.checkpoints_to_go_on_from(run, state, wanted="step-00000004")
     assert "there are: step-00000002" in caught.value.hint
     run.release()
+
+
+def test_a_run_that_was_killed_before_its_first_event_is_begun_anew(tmp_path: Path) -> None:
+    killed = runs.create(tmp_path / "run", JOB)
+    (killed.path / "data").mkdir()
+    killed.release()
+    with pytest.raises(RunError, match="never started") as caught:
+        runs.find(tmp_path / "run").state()
+    Journal(killed.path / runs.JOURNAL).close()
+
+    run = runs.create(tmp_path / "run", JOB)
+
+    assert run.is_held
+    assert f"supernode run FILE --folder {run.path}" in caught.value.hint

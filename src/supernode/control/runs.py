@@ -96,17 +96,20 @@ class RunFolder:
         Raises:
             RunError: the run has not started, or the journal cannot be read.
         """
-        events = list(read(self.path / JOURNAL))
+        events = list(read(self.path / JOURNAL)) if (self.path / JOURNAL).exists() else []
         if events and not isinstance(events[0][1], Started):
             raise RunError(f"{self.path / JOURNAL} has lost its beginning", hint="start a new run.")
         state = fold(events)
         if state is None:
-            raise RunError(f"the run in {self.path} never started", hint="start it with `supernode run`.")
+            raise RunError(
+                f"the run in {self.path} never started",
+                hint=f"start it with `supernode run FILE --folder {self.path}`.",
+            )
         return state
 
 
 def create(folder: Path, job: JobSpec) -> RunFolder:
-    """Make a new run's folder and hold it.
+    """Make a new run's folder and hold it. What a run that was killed before its first event left there is taken over.
 
     Raises:
         RunError: it holds a run already, or something else.
@@ -118,12 +121,13 @@ def create(folder: Path, job: JobSpec) -> RunFolder:
         raise MachineError(f"cannot make {folder}: {error.strerror}", hint="choose another `--folder`.") from error
     run = RunFolder(folder.resolve()).hold()
     try:
-        if (folder / JOURNAL).exists():
+        if (folder / JOURNAL).exists() and any(read(folder / JOURNAL)):
             raise RunError(
                 f"{folder} already holds a run",
                 hint=f"`supernode resume {folder}` goes on, or choose another `--folder`.",
             )
-        if others := [entry.name for entry in folder.iterdir() if entry.name != JOB]:
+        taken_over = (JOB, JOURNAL, f"{JOURNAL}-wal", f"{JOURNAL}-shm", "data") if (folder / JOB).exists() else ()
+        if others := [entry.name for entry in folder.iterdir() if entry.name not in taken_over]:
             raise RunError(
                 f"{folder} is not empty (it holds `{sorted(others)[0]}`)", hint="choose an empty or new `--folder`."
             )
@@ -145,7 +149,7 @@ def find(folder: Path) -> RunFolder:
     """
     for candidate in (folder, Path("runs") / folder):
         with suppress(OSError):  # A name longer than any file's.
-            if (candidate / JOURNAL).is_file() and (candidate / JOB).is_file():
+            if (candidate / JOB).is_file():
                 return RunFolder(candidate.resolve())
     known = sorted(entry.parent.name for entry in Path("runs").glob(f"*/{JOURNAL}"))
     listed = f" Runs here: {', '.join(known)}." if known else ""

@@ -72,6 +72,24 @@ def test_a_dead_holder_holds_nothing(tmp_path: Path) -> None:
         assert not runs.RunFolder(tmp_path).is_held
 
 
+def test_a_controller_waits_for_the_ranks_of_the_one_before(tmp_path: Path) -> None:
+    run = begun(tmp_path / "run")
+    (run.path / "logs").mkdir()
+    run.release()
+    code = (
+        "import fcntl, os, sys, time; fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), fcntl.LOCK_SH)\n"
+        "print('held', flush=True); time.sleep(0.3); open(sys.argv[2], 'w').close()"
+    )
+    command = [sys.executable, "-c", code, str(run.path / "logs"), str(tmp_path / "gone")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as rank:
+        assert rank.stdout is not None
+        assert rank.stdout.readline() == "held\n"
+
+        runs.RunFolder(run.path).hold().release()
+
+        assert (tmp_path / "gone").exists()
+
+
 def test_a_folder_with_a_run_or_with_something_else_is_refused(tmp_path: Path) -> None:
     begun(tmp_path / "run").release()
     (tmp_path / "other").mkdir()

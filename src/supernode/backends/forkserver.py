@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import array
 import ctypes
+import fcntl
 import gc
 import importlib
 import json
@@ -64,6 +65,7 @@ class _Server:
     def __init__(self, control: socket.socket) -> None:
         self.control = control
         self.children: dict[int, tuple[int, int]] = {}
+        self.claim = -1
         self.wake_read, self.wake_write = os.pipe()
         for descriptor in (self.wake_read, self.wake_write):
             os.set_blocking(descriptor, False)
@@ -100,6 +102,10 @@ class _Server:
                     _say(self.control, {"kind": "gone", "token": request["token"]})
 
     def _fork_all(self, request: dict[str, Any], descriptors: list[int]) -> None:
+        if self.claim < 0:
+            # Every rank inherits it, so the lock tells the next controller that one of them still lives.
+            self.claim = os.open(Path(request["folder"]) / "logs", os.O_RDONLY)
+            fcntl.flock(self.claim, fcntl.LOCK_SH)
         if request["pipeline"]:
             for name in PIPELINE:
                 importlib.import_module(name)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,12 +23,15 @@ from supernode.schema.report import RunState
 
 JOURNAL = "journal.db"
 JOB = "job.json"
+LOGS = "logs"
+OLD_RANKS_SECONDS = 20.0
 
 
 class RunFolder:
     """A run's folder, held by one controller at a time.
 
-    The lock is the kernel's, on the folder itself: it ends with the process that holds it, however that ends.
+    The locks are the kernel's: they end with the processes that hold them, however those end. The controller's is on
+    the folder itself, its ranks' on `logs/`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -35,10 +39,10 @@ class RunFolder:
         self._lock = -1
 
     def hold(self) -> RunFolder:
-        """Take the folder for this process.
+        """Take the folder for this process, once the ranks of a controller that died are gone.
 
         Raises:
-            RunError: another controller has it.
+            RunError: another controller has it, or old ranks do not end.
         """
         self._lock = os.open(self.path, os.O_RDONLY)
         try:
@@ -49,7 +53,27 @@ class RunFolder:
                 f"another controller is running in {self.path}",
                 hint="watch it with `supernode status`, or choose another `--folder`.",
             ) from error
+        self._outlive_ranks()
         return self
+
+    def _outlive_ranks(self) -> None:
+        """Wait until no rank of an earlier controller is left; one may still be writing a checkpoint."""
+        if not (self.path / LOGS).is_dir():
+            return
+        probe, deadline = os.open(self.path / LOGS, os.O_RDONLY), time.monotonic() + OLD_RANKS_SECONDS
+        try:
+            while time.monotonic() < deadline:
+                with suppress(OSError):
+                    fcntl.flock(probe, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    return
+                time.sleep(0.02)
+        finally:
+            os.close(probe)
+        self.release()
+        raise RunError(
+            f"ranks of an earlier controller still live in {self.path} after {OLD_RANKS_SECONDS:g} s",
+            hint="end the processes `supernode.backends.forkserver` that `ps` shows, then `supernode resume`.",
+        )
 
     def release(self) -> None:
         """Let go of the folder."""

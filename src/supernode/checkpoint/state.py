@@ -223,6 +223,7 @@ def prepare_optimizer(optimizer: torch.optim.Optimizer, *, step: int) -> None:
                 entry["exp_avg"] = torch.zeros_like(parameter)
                 entry["exp_avg_sq"] = torch.zeros_like(parameter)
             elif isinstance(optimizer, torch.optim.SGD):
-                entry["momentum_buffer"] = torch.zeros_like(parameter)
+                if group["momentum"]:
+                    entry["momentum_buffer"] = torch.zeros_like(parameter)
             else:
                 raise CheckpointError(f"no state is known for {type(optimizer).__name__}", hint="use adamw or sgd.")

@@ -170,10 +170,12 @@ def main(server: Any = None) -> None:
         sys.stdout = None  # The reader has gone; nothing more can be said to it.
         code = 0
     except Exception as error:
-        # click's own complaints (an unknown flag, a missing file) know how to show themselves.
-        if not hasattr(error, "show") or not hasattr(error, "exit_code"):
+        # click's own complaints: an unknown flag, a missing file.
+        if not hasattr(error, "format_message") or not hasattr(error, "exit_code"):
             raise
-        error.show()
+        context = getattr(error, "ctx", None)
+        if message := error.format_message():  # None where no word at all was given, and help is shown.
+            _complain(message, f"see `{context.command_path if context else 'supernode'} --help`.")
         code = 2
     else:
         code = 0

@@ -34,7 +34,7 @@ def load_job(path: Path, *, overrides: Mapping[str, Any] = _NOTHING) -> JobSpec:
     Raises:
         SpecError: the file cannot be read, is not YAML, or a key or a value of it is wrong.
     """
-    job = job_from(_overridden(read_mapping(path), overrides))
+    job = job_from(overridden(read_mapping(path), overrides))
     return _anchored(job, Path(os.path.abspath(path)).parent)
 
 
@@ -71,7 +71,12 @@ def job_to_dict(job: JobSpec) -> dict[str, Any]:
     return plain
 
 
-def _overridden(mapping: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+def overridden(mapping: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested dictionaries after values by dotted key are put into them.
+
+    Raises:
+        SpecError: a section that a key names is a value.
+    """
     for dotted, value in overrides.items():
         *sections, key = dotted.split(".")
         level = mapping

@@ -20,12 +20,12 @@ from supernode.backends.local import LocalBackend
 from supernode.checkpoint import store
 from supernode.control import runs
 from supernode.control.drive import check_in, drive
-from supernode.control.jobfile import job_from, job_to_dict
+from supernode.control.jobfile import job_from, job_to_dict, overridden
 from supernode.control.journal import Journal
 from supernode.control.report import make_report, report_html, report_json
 from supernode.data.bigram import bigram_loss
-from supernode.data.corpus import Corpus, prepare
-from supernode.errors import BY_NAME, CheckpointError, MachineError, RunError, SpecError, SupernodeError
+from supernode.data.corpus import Corpus, open_corpus, prepare
+from supernode.errors import BY_NAME, CheckpointError, DataError, MachineError, RunError, SpecError, SupernodeError
 from supernode.planning.layout import fit_layout, resolve_layout
 from supernode.planning.planner import make_plan
 from supernode.scheduling.controller import Controller
@@ -85,21 +85,21 @@ def resume(
         try:
             job = _changed(run.job(), overrides)
             _check_computer(job)
-            corpus = None if job.data.dataset else prepare(job, run.path / "data")
+            corpus = None if job.data.dataset else _own_corpus(run, job)
             state = run.state()
             if state.outcome == "finished" and state.step >= job.steps:
                 raise RunError(
                     f"the run in {run.path} is finished: {state.step} of {job.steps} steps are done",
                     hint="see `supernode report`, or train on with `--set steps=N`.",
                 )
-            if checkpoint:
+            if store.step_of(checkpoint) >= 0:
                 check_in(run.checkpoints)(checkpoint)
             found = runs.checkpoints_to_go_on_from(run, state, wanted=checkpoint)
             if found and not checkpoint:
                 _explain_damage(run, found)
             if cards is not None:
                 job = fit_layout(job, cards)
-            layout = resolve_layout(job, node.machine.card_count)
+            layout = resolve_layout(job, node.machine.card_count if cards is None else cards)
             with _slice(node, layout.ranks) as chosen:
                 plan = make_plan(job, node.machine, chosen, vocabulary=corpus.vocabulary if corpus else 0)
                 return _drive(run, plan, corpus, state, found, watch=watch, server=server)
@@ -155,6 +155,14 @@ def _drive(
     if ended.outcome == "failed":
         raise BY_NAME.get(ended.kind, RunError)(ended.message, hint=ended.hint)
     return report
+
+
+def _own_corpus(run: runs.RunFolder, job: JobSpec) -> Corpus:
+    """Return the tokens that the run has trained on: its own copy, whatever has become of their source since."""
+    try:
+        return open_corpus(run.path / "data")
+    except DataError:
+        return prepare(job, run.path / "data")
 
 
 def _explain_damage(run: runs.RunFolder, found: tuple[tuple[int, str], ...]) -> None:
@@ -235,18 +243,13 @@ def _changed(job: JobSpec, overrides: Mapping[str, Any]) -> JobSpec:
     if not overrides:
         return job
     plain = job_to_dict(job)
-    for key, value in overrides.items():
+    for key in overrides:
         if not key.startswith(CHANGEABLE):
             raise SpecError(
                 f"`{key}` cannot change in a run that has begun",
                 hint=f"these can: {', '.join(CHANGEABLE)}; or start a new run.",
             )
-        level = plain
-        *sections, last = key.split(".")
-        for section in sections:
-            level = level.setdefault(section, {})
-        level[last] = value
-    return job_from(plain)
+    return job_from(overridden(plain, overrides))
 
 
 def _forget_unstarted(run: runs.RunFolder) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from supernode.schema.job import OptimizerSpec
 
@@ -34,7 +35,11 @@ def build_optimizer(spec: OptimizerSpec, parameters: Sequence[nn.Parameter]) -> 
     ]
     groups = [group for group in groups if group["params"]]
     if spec.name == "sgd":
-        return torch.optim.SGD(groups, lr=spec.learning_rate, momentum=spec.momentum, fused=True)
+        # DTensor knows neither the fused step nor lists that mix it with plain tensors.
+        plain = not any(isinstance(parameter, DTensor) for parameter in parameters)
+        return torch.optim.SGD(
+            groups, lr=spec.learning_rate, momentum=spec.momentum, fused=plain, foreach=None if plain else False
+        )
     return torch.optim.AdamW(groups, lr=spec.learning_rate, betas=spec.betas, eps=spec.epsilon, fused=True)
 
 

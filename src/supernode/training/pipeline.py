@@ -17,13 +17,26 @@ from supernode.training.mesh import Place
 SCHEDULES: dict[str, Any] = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe, "interleaved": ScheduleInterleaved1F1B}
 
 
+class _Stage(PipelineStage):
+    """A stage whose trial run, by which torch learns what flows, leaves no trace in its buffers.
+
+    Where inputs and outputs are not given, torch 2.13 sends the first micro-batch of each launch through the module
+    once more, and batch norms would count it twice.
+    """
+
+    def _forward_metadata_inference(self, *args: Any, **kwargs: Any) -> Any:
+        kept = [(buffer, buffer.clone()) for buffer in self.submod.buffers()]
+        flow = super()._forward_metadata_inference(*args, **kwargs)
+        for buffer, before in kept:
+            buffer.data.copy_(before)  # Past autograd, which still wants the trial's graph.
+        return flow
+
+
 def build_schedule(plan: Plan, place: Place, parts: Parts, loss: Callable[[Tensor, Tensor], Tensor]) -> Any:
     """Return the schedule that runs this rank's stages; losses are summed, gradients are left unscaled."""
     group = place.group("pipeline")
     stages = [
-        PipelineStage(
-            module, stage.index, len(plan.stages), torch.device("cpu"), group=group, **_flow(plan, place, stage)
-        )
+        _Stage(module, stage.index, len(plan.stages), torch.device("cpu"), group=group, **_flow(plan, place, stage))
         for stage, module in parts.stages
     ]
     kind = SCHEDULES[plan.layout.schedule]

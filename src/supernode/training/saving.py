@@ -49,13 +49,22 @@ def tensors(parts: Parts, optimizer: torch.optim.Optimizer, data: int) -> dict[s
 
 
 def restore(
-    parts: Parts, optimizer: torch.optim.Optimizer, place: Place, plan: Plan, folder: Path, manifest: Manifest
-) -> None:
+    parts: Parts, optimizer: torch.optim.Optimizer, place: Place, plan: Plan, folder: Path, manifest: Manifest,
+    *, data: str,
+) -> None:  # fmt: skip
     """Fill weights, optimizer and buffers from a checkpoint of any layout.
 
+    Args:
+        data: fingerprint of the training data at hand.
+
     Raises:
-        CheckpointError: it is of another model or optimizer.
+        CheckpointError: it is of another model, optimizer or data.
     """
+    if manifest.data != data:
+        raise CheckpointError(
+            f"{folder} was trained on other data than what is there now",
+            hint="put the data of `data.text` or `data.tokens` back as it was, or start a new run.",
+        )
     if manifest.optimizer != plan.job.optimizer.name:
         raise CheckpointError(
             f"{folder} holds the state of {manifest.optimizer}, and the job wants {plan.job.optimizer.name}",

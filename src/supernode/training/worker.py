@@ -122,7 +122,7 @@ def _train(assignment: Assignment, channel: Channel) -> None:
     if assignment.checkpoint:
         folder = assignment.folder / "checkpoints" / assignment.checkpoint
         manifest = store.read_manifest(folder)
-        restore(parts, optimizer, place, plan, folder, manifest)
+        restore(parts, optimizer, place, plan, folder, manifest, data=corpus.fingerprint if corpus else "")
         step = manifest.step
     dist.barrier()
     channel.send("ready", seconds=time.perf_counter() - begun)

@@ -51,6 +51,8 @@ MARK = "SUPERNODE_BENCH_MARK"
 """Environment variable that every process of a run inherits, however its parents ended."""
 ORPHAN_SECONDS = 5.0
 RUN_SECONDS = 120.0
+PREPARE_SECONDS = 0.5
+"""About how long a controller takes from the run's folder to the launch of its ranks."""
 TRIES = 5
 """How often a run is begun anew because it was over before its kill."""
 
@@ -85,9 +87,8 @@ class Attempt:
         self.folder, self.run, self.mark = folder, folder / "run", uuid.uuid4().hex
         self.temporary = folder / "tmp"
         self.temporary.mkdir(parents=True)
-        job = folder / "job.yaml"
-        job.write_text(json.dumps(JOB | {"parallelism": LAYOUTS[layout]}))
-        self.controller = self._start("run", str(job), "--folder", str(self.run))
+        (folder / "job.yaml").write_text(json.dumps(JOB | {"parallelism": LAYOUTS[layout]}))
+        self.begin()
 
     def _start(self, *words: str) -> subprocess.Popen[bytes]:
         with (self.folder / "output.log").open("ab") as log:
@@ -96,9 +97,16 @@ class Attempt:
                 env=os.environ | {MARK: self.mark, "TMPDIR": str(self.temporary)},
             )  # fmt: skip
 
+    def begin(self) -> None:
+        """Start the run."""
+        self.controller = self._start("run", str(self.folder / "job.yaml"), "--folder", str(self.run))
+
     def resume(self) -> None:
-        """Go on with the run in a new controller."""
-        self.controller = self._start("resume", str(self.run))
+        """Go on with the run in a new controller; one that had not begun is started once more."""
+        if self.events():
+            self.controller = self._start("resume", str(self.run))
+        else:
+            self.begin()
 
     def wait(self) -> int:
         """Return the controller's exit code."""
@@ -195,6 +203,10 @@ def until(happened: Callable[[], bool], attempt: Attempt, *, poll: float) -> Non
 
 def wait_for_moment(attempt: Attempt, moment: str, reference: Reference, dice: random.Random) -> str:
     """Wait for a random moment of a kind; returns where that was."""
+    if moment == "preparing":
+        until((attempt.run / "job.json").exists, attempt, poll=0.002)
+        time.sleep(dice.uniform(0, PREPARE_SECONDS))
+        return "preparing"
     if moment == "launching":
         until(lambda: bool(attempt.ranks()), attempt, poll=0.002)
         time.sleep(dice.uniform(0, reference.launch))
@@ -314,7 +326,8 @@ def main() -> None:
             if layout not in references:
                 references[layout] = undisturbed(folder / f"undisturbed-{layout.replace(' ', '-')}", layout)
             victim = "controller" if number % 4 == 3 else "rank"
-            moment = dice.choices(["saving", "step", "launching"], [5, 4, 1])[0]
+            weights = {"saving": 5, "step": 4, "launching": 1, "preparing": 2 * (victim == "controller")}
+            moment = dice.choices(list(weights), list(weights.values()))[0]
             begun = time.monotonic()
             for turn in range(TRIES):
                 try:

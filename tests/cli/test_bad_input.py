@@ -337,17 +337,18 @@ def test_a_place_where_nobody_can_meet_is_named(command: Command, place: str) ->
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 16 KiB."""
+def small_disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A file system of as many KiB as the test wants."""
     libc = ctypes.CDLL(None, use_errno=True)
     place = tmp_path / "disk"
     place.mkdir()
-    if libc.mount(b"tmpfs", str(place).encode(), b"tmpfs", 0, b"size=16k"):
+    if libc.mount(b"tmpfs", str(place).encode(), b"tmpfs", 0, f"size={request.param}k".encode()):
         pytest.skip(f"mounting needs root: {os.strerror(ctypes.get_errno())}")
     yield place
     libc.umount2(str(place).encode(), 2)
 
 
+@pytest.mark.parametrize("small_disk", [16], indirect=True)
 def test_a_disk_too_small_for_the_data_is_named(command: Command, small_disk: Path) -> None:
     Path("text.txt").write_text(TEXT * 100)
 
@@ -357,10 +358,18 @@ def test_a_disk_too_small_for_the_data_is_named(command: Command, small_disk: Pa
     assert list(small_disk.iterdir()) == []
 
 
+@pytest.mark.parametrize("small_disk", [32], indirect=True)
 def test_a_disk_too_small_for_the_journal_is_named(command: Command, small_disk: Path) -> None:
     answer = command("run", "job.yaml", "--folder", str(small_disk / "run"))
 
-    assert_refused(answer, str(small_disk))
+    assert_refused(answer, "journal.db cannot be written", "free some space")
+
+
+def test_a_report_that_cannot_be_written_is_named(command: Command, stopped_run: Path) -> None:
+    (stopped_run / "report.html").mkdir()
+
+    assert_refused(command("report", "small"), "report.html cannot be written")
+    assert not (stopped_run / ".report.html").exists()
 
 
 WITHOUT_TORCH = """

@@ -27,6 +27,8 @@ class Journal:
             self._connection.execute("PRAGMA journal_mode=WAL")
             self._connection.execute("PRAGMA synchronous=NORMAL")
             self._connection.execute(_TABLE)
+        except sqlite3.OperationalError as error:
+            raise self._unwritable(error) from error
         except sqlite3.Error as error:
             raise _unusable(path, error) from error
 
@@ -41,10 +43,13 @@ class Journal:
                 "INSERT INTO events (time, kind, record) VALUES (?, ?, ?)", (time, type(event).__name__, to_json(event))
             )
         except sqlite3.Error as error:
-            raise MachineError(
-                f"the journal {self.path} cannot be written: {error}",
-                hint="free some space on its disk, then `supernode resume`.",
-            ) from error
+            raise self._unwritable(error) from error
+
+    def _unwritable(self, error: Exception) -> MachineError:
+        return MachineError(
+            f"the journal {self.path} cannot be written: {error}",
+            hint="free some space on its disk, then `supernode resume`.",
+        )
 
     def close(self) -> None:
         """Let go of the file."""

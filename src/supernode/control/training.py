@@ -123,8 +123,15 @@ def write_report(folder: str | Path) -> Report:
     report = make_report(state)
     for name, text in (("report.html", report_html(report, state)), ("report.json", json.dumps(report_json(report)))):
         draft = run.path / f".{name}"
-        draft.write_text(text)
-        os.replace(draft, run.path / name)
+        try:
+            draft.write_text(text)
+            os.replace(draft, run.path / name)
+        except OSError as error:
+            draft.unlink(missing_ok=True)
+            raise MachineError(
+                f"{run.path / name} cannot be written: {error.strerror}",
+                hint="free some space on its disk, or see to its permissions, then `supernode report`.",
+            ) from error
     return report
 
 
@@ -151,10 +158,11 @@ def _drive(
         backend.close()
         journal.close()
         store.sweep(run.checkpoints)
-    report = write_report(run.path)
     if ended.outcome == "failed":
+        with suppress(MachineError):  # Why the run failed matters more.
+            write_report(run.path)
         raise BY_NAME.get(ended.kind, RunError)(ended.message, hint=ended.hint)
-    return report
+    return write_report(run.path)
 
 
 def _own_corpus(run: runs.RunFolder, job: JobSpec) -> Corpus:

@@ -12,6 +12,7 @@ import pytest
 
 from supernode.backends.local import LocalBackend
 from supernode.control.supernode import SuperNode
+from supernode.errors import MachineError
 from supernode.schema.event import Launch, RankLost, RankReady
 
 
@@ -28,6 +29,9 @@ class SilentServer:
 
     def say(self, **message: Any) -> None:
         self.own.sendall(json.dumps(message).encode() + b"\n")
+
+    def gone(self) -> MachineError:
+        return MachineError("the server is gone")
 
     def close(self) -> None:
         for line in (self.connection, self.own, *self.ranks):
@@ -65,3 +69,19 @@ def test_a_ready_rank_tells_when_it_had_met_the_others(backend: LocalBackend, se
 
     assert isinstance(event, RankReady)
     assert 0 < event.met_seconds <= event.seconds
+
+
+def test_a_server_that_dies_under_its_ranks_is_replaced(backend: LocalBackend, server: SilentServer) -> None:
+    server.ranks[0].sendall(b'{"kind": "beat", "step": 1}\n')
+    backend.poll(1.0)
+    server.own.close()
+
+    assert backend.poll(1.0) == [RankLost(rank=0, incarnation=1, reason="the server is gone")]
+    assert backend.server is not server
+
+
+def test_a_server_that_dies_before_a_rank_speaks_is_an_error(backend: LocalBackend, server: SilentServer) -> None:
+    server.own.close()
+
+    with pytest.raises(MachineError, match="the server is gone"):
+        backend.poll(1.0)

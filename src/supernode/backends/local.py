@@ -120,7 +120,10 @@ class LocalBackend:
         self.server.send({"kind": "kill_all", "token": self._token})
         deadline = time.monotonic() + END_SECONDS
         while time.monotonic() < deadline:
-            if any(m["kind"] == "gone" and m["token"] == self._token for m in self._server_lines(wait=1.0)):
+            messages = self._server_lines(wait=1.0)
+            if messages is None:
+                raise self.server.gone()
+            if any(m["kind"] == "gone" and m["token"] == self._token for m in messages):
                 break
         else:
             raise MachineError(
@@ -167,8 +170,8 @@ class LocalBackend:
         self._events.clear()
         self._unexplained = None
 
-    def _server_lines(self, *, wait: float | None) -> list[dict[str, Any]]:
-        """Return what the server said; raises if it is gone."""
+    def _server_lines(self, *, wait: float | None) -> list[dict[str, Any]] | None:
+        """Return what the server said; None if it is gone."""
         self.server.connection.settimeout(wait)
         try:
             data = self.server.connection.recv(65_536)
@@ -180,7 +183,7 @@ class LocalBackend:
             with suppress(OSError):
                 self.server.connection.settimeout(None)
         if not data:
-            raise self.server.gone()
+            return None
         *lines, self.server.pending = (self.server.pending + data).split(b"\n")
         messages = [json.loads(line) for line in lines]
         for message in messages:
@@ -192,10 +195,25 @@ class LocalBackend:
         return messages
 
     def _hear_server(self) -> None:
-        for message in self._server_lines(wait=5.0):
+        messages = self._server_lines(wait=5.0)
+        if messages is None:
+            self._replace_server()
+            return
+        for message in messages:
             current = message["kind"] == "exit" and message["incarnation"] == self._incarnation
             if current and message["rank"] in self._ranks:
                 self._exited(self._ranks[message["rank"]], message["code"])
+
+    def _replace_server(self) -> None:
+        """Start another server after the death of one whose ranks were at work; the kernel ends those with it."""
+        gone = self.server.gone()
+        if not any(rank.spoke for rank in self._ranks.values()):
+            raise gone  # It cannot even start, and nor would another.
+        self._selector.unregister(self.server.connection)
+        self.server.close()
+        self.server = ForkServer()
+        self._selector.register(self.server.connection, EVENT_READ, None)
+        self._events.append(RankLost(rank=0, incarnation=self._incarnation, reason=gone.message))
 
     def _hear_rank(self, rank: _Rank) -> None:
         while not rank.gone:  # One look of the selector may find a rank's end twice: told by the server, and its own.

@@ -1,4 +1,4 @@
-"""Does a killed run end as if nothing had happened? SIGKILL to ranks and controllers, at random moments.
+"""Does a killed run end as if nothing had happened? SIGKILL to ranks, controllers and fork servers, at random moments.
 
 Each run is a `supernode run` of its own; a killed controller is followed at once by `supernode resume`. It must end
 with the losses of an undisturbed run of the same layout, bit for bit, and leave no process and no file behind.
@@ -222,11 +222,17 @@ def wait_for_moment(attempt: Attempt, moment: str, reference: Reference, dice: r
 
 
 def strike(attempt: Attempt, victim: str, dice: random.Random) -> str:
-    """Kill a random rank, or the controller; returns which."""
+    """Kill a random rank, the controller, or the server that ranks are forked from; returns which."""
     if victim == "controller":
         if attempt.controller.poll() is not None:
             raise TooLateError
         attempt.controller.kill()
+        return victim
+    if victim == "server":
+        servers = _children(attempt.controller.pid)
+        if not attempt.ranks():
+            raise TooLateError
+        os.kill(servers[0], signal.SIGKILL)
         return victim
     pids = attempt.ranks()
     if not pids:
@@ -259,7 +265,7 @@ def disturbed(
     attempt = Attempt(folder, layout)
     try:
         kills = []
-        for turn in range(2 if victim != "controller" and dice.random() < 0.25 else 1):
+        for turn in range(2 if victim == "rank" and dice.random() < 0.25 else 1):
             try:
                 where = wait_for_moment(attempt, moment if turn == 0 else "step", reference, dice)
                 draft = attempt.draft_step()
@@ -325,8 +331,13 @@ def main() -> None:
             layout = list(LAYOUTS)[number % len(LAYOUTS)]
             if layout not in references:
                 references[layout] = undisturbed(folder / f"undisturbed-{layout.replace(' ', '-')}", layout)
-            victim = "controller" if number % 4 == 3 else "rank"
-            weights = {"saving": 5, "step": 4, "launching": 1, "preparing": 2 * (victim == "controller")}
+            victim = "controller" if number % 4 == 3 else "server" if number % 8 == 6 else "rank"
+            weights = {
+                "saving": 5,
+                "step": 4,
+                "launching": victim != "server",
+                "preparing": 2 * (victim == "controller"),
+            }
             moment = dice.choices(list(weights), list(weights.values()))[0]
             begun = time.monotonic()
             for turn in range(TRIES):

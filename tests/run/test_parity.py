@@ -91,6 +91,22 @@ def test_a_rank_killed_while_saving_leaves_no_half_checkpoint(workshop: Any, tmp
     workshop.assert_tidy(folder)
 
 
+def test_a_checkpoint_that_rots_on_the_way_gives_way_to_the_one_before(workshop: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+
+    def strike(event: Event, state: RunState) -> None:
+        if isinstance(event, StepDone) and event.step == 5 and state.incarnation == 1:
+            shard = max((folder / "checkpoints" / "step-00000004").glob("*.distcp"))
+            shard.write_bytes(shard.read_bytes()[:-1])
+            workshop.kill(0, signal=signal.SIGKILL)
+
+    workshop.run(workshop.job("t2"), folder, watch=strike)
+
+    assert workshop.rejections(folder) == ["step-00000004"]
+    assert [step for step, _ in status(folder).repeats] == [3, 4, 5]
+    workshop.assert_same(folder, workshop.undisturbed("t2"))
+
+
 def test_a_frozen_rank_is_missed_and_replaced(workshop: Any, tmp_path: Path) -> None:
     def freeze(event: Event, state: RunState) -> None:
         if isinstance(event, StepDone) and event.step == 3 and state.incarnation == 1:

@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from torch import nn
 
 from supernode.errors import DataError, ModelError
@@ -151,4 +150,3 @@ def test_a_data_set_that_cannot_be_taken_up_again_is_refused(user: Path, functio
 def test_a_data_loader_stands_for_its_data_set(user: Path) -> None:
     assert build_user_data(f"{user}:loader", key="data.dataset") == [(1, 2), (3, 4)]
     assert len(build_user_data(f"{user}:pairs", key="data.dataset")) == 1
-    assert torch.is_tensor(torch.as_tensor(1))

@@ -167,6 +167,9 @@ class _Server:
         for pid in self.children:
             os.waitpid(pid, 0)
         self.children.clear()
+        if self.claim >= 0:
+            os.close(self.claim)  # Nobody writes in the run's folder any more.
+            self.claim = -1
 
 
 def _receive(control: socket.socket) -> tuple[bytes, list[int]]:

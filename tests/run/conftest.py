@@ -167,7 +167,7 @@ class Workshop:
 def workshop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
     folder = tmp_path_factory.mktemp("runs with spaces")
     words, draw = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog"], random.Random(0)
-    # 45 samples to train on: five batches of eight and a short one of five.
+    # 46 samples to train on: five batches of eight and a short one of six.
     (folder / "text.txt").write_text(" ".join(draw.choice(words) for _ in range(400))[: 46 * 16 + 20])
     server = KeptServer()
     machine = discover(cards=8, cpu_only=True, measure=False)

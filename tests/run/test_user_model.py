@@ -46,6 +46,15 @@ def noisy():
     return nn.Sequential(
         nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
 
+def parts_without_parameters(): return nn.Sequential(nn.Flatten(), nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2))
+
+class Scaled(nn.Linear):
+    def __init__(self):
+        super().__init__(6, 2)
+        self.scale = nn.Parameter(torch.tensor(1.0))
+    def forward(self, x): return super().forward(x) * self.scale
+
+def scaled(): return Scaled()
 def regression(): return nn.Linear(6, 2)
 def squares(output, target): return (output - target).square().sum()
 def not_a_model(): return "model"
@@ -101,6 +110,26 @@ def test_shared_and_frozen_parameters_are_so_on_every_layout(workshop: Any, tmp_
     assert "optimizer.4.weight.exp_avg" not in ended
 
 
+@pytest.mark.parametrize(
+    ("model", "layout", "precision"),
+    [
+        ("parts_without_parameters", {"pipeline": 2, "data": 2}, "float32"),
+        ("scaled", {"data": 2}, "float32"),
+        ("scaled", {"data": 2}, "bfloat16"),
+    ],
+)
+def test_uncommon_models_learn_on_several_cards_what_they_learn_on_one(
+    workshop: Any, tmp_path: Path, file: Path, model: str, layout: dict[str, Any], precision: str
+) -> None:
+    for name, degrees in (("one", {"data": 1}), ("many", layout)):
+        wanted = job(workshop, file, model, "classes", degrees, steps=3, precision=precision)
+        workshop.run(wanted, tmp_path / name)
+
+    # bfloat16 keeps 8 bits: gradients of two halves, each rounded, differ from the whole's by up to 1 / 256.
+    tolerance = 1e-5 if precision == "float32" else 1e-2
+    assert workshop.losses(tmp_path / "many") == pytest.approx(workshop.losses(tmp_path / "one"), rel=tolerance)
+
+
 @pytest.mark.parametrize("layout", [{"data": 2}, {"pipeline": 2, "data": 2}], ids=["d2", "p2d2"])
 def test_dropout_and_batch_norm_are_resumed_to_the_last_bit(
     workshop: Any, tmp_path: Path, file: Path, layout: dict[str, Any]
@@ -150,6 +179,7 @@ def test_without_a_data_set_held_out_a_model_is_tried_on_what_it_learnt(
         ("regression", {"pipeline": 2, "data": 1}, ModelError, "nn.Sequential can be cut"),
         ("fails_in_forward", {"data": 2}, RunError, "shapes are wrong"),
         ("missing", {"data": 1}, ModelError, "no function `missing`"),
+        ("scaled", {"data": 2, "sharding": "fsdp"}, ModelError, "`scale` of the model is a single number"),
     ],
 )
 def test_a_model_that_cannot_be_used_ends_the_run_with_its_own_words(

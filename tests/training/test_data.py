@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -148,6 +149,15 @@ def test_the_users_own_samples_are_read_whatever_kind_of_number_they_are(user: P
 
     assert batch.inputs[0].shape == (4, 2)
     assert batch.targets[0].tolist() == [1, 1, 1, 1]
+
+
+def test_inputs_come_in_the_models_precision_and_targets_as_they_are(user: Path) -> None:
+    plan = plan_of(batch=4, spec=DataSpec(dataset=f"{user}:eight", loss=f"{user}:loss"))
+    plan = replace(plan, job=replace(plan.job, precision="bfloat16"))
+
+    batch = open_feed(plan, None, 0).training(0)
+
+    assert (batch.inputs[0].dtype, batch.targets[0].dtype) == (torch.bfloat16, torch.float32)
 
 
 def test_a_short_batch_of_classes_is_filled_up_with_what_does_not_count(user: Path) -> None:

@@ -55,6 +55,16 @@ def test_a_model_of_vectors_or_of_matrices_alone_has_one_group(parameters: list[
     assert len(build_optimizer(OptimizerSpec(), parameters).param_groups) == 1
 
 
+@pytest.mark.parametrize("name", ["adamw", "sgd"])
+def test_a_stage_with_nothing_to_train_has_an_optimizer_that_does_nothing(name: Literal["adamw", "sgd"]) -> None:
+    optimizer = build_optimizer(OptimizerSpec(name=name), [])
+
+    set_rate(optimizer, 0.1)
+    optimizer.step()
+
+    assert sum(parameter.numel() for group in optimizer.param_groups for parameter in group["params"]) == 0
+
+
 def test_sgd_moves_by_rate_times_momentum() -> None:
     weight = nn.Parameter(torch.tensor([[1.0]]))
     spec = OptimizerSpec(name="sgd", momentum=0.5, weight_decay=0.0)

@@ -172,8 +172,18 @@ def _user_parts(plan: Plan, place: Place | None) -> Parts:
         for _, module in stages:
             if not list(module.parameters()) and place.layout.sharding == "fsdp":
                 continue
+            _check_shardable(module, place)
             _shard([module], place)
     return Parts(stages=stages, tied=tied)
+
+
+def _check_shardable(module: nn.Module, place: Place) -> None:
+    scalars = [name for name, parameter in module.named_parameters() if parameter.ndim == 0]
+    if scalars and place.layout.data > 1 and place.layout.sharding == "fsdp":
+        raise ModelError(
+            f"`{scalars[0]}` of the model is a single number without dims, which fsdp cannot shard",
+            hint="give it the shape (1,), or set `parallelism.sharding` to replicas.",
+        )
 
 
 def _cut_sequential(model: nn.Module, count: int) -> list[nn.Module]:

@@ -14,6 +14,7 @@ from supernode.data.corpus import Corpus, load_tokens
 from supernode.data.sampler import Sampler
 from supernode.errors import DataError
 from supernode.schema.plan import Plan
+from supernode.training.assemble import DTYPES
 from supernode.training.tensor import IGNORED, cross_entropy
 from supernode.training.usercode import build_user_data, load_function
 
@@ -125,9 +126,9 @@ def open_feed(plan: Plan, corpus: Corpus | None, data: int) -> Feed:
         train = TokenWindows(load_tokens(corpus.train, corpus.dtype), job.data.sequence)
         held_out = TokenWindows(load_tokens(corpus.held_out, corpus.dtype), job.data.sequence)
     else:
-        train = _Checked(build_user_data(job.data.dataset, key="data.dataset"), job.data.dataset)
-        other = job.data.held_out_dataset
-        held_out = _Checked(build_user_data(other, key="data.held_out_dataset"), other) if other else train
+        dtype, other = DTYPES[job.precision], job.data.held_out_dataset
+        train = _Checked(build_user_data(job.data.dataset, key="data.dataset"), job.data.dataset, dtype)
+        held_out = _Checked(build_user_data(other, key="data.held_out_dataset"), other, dtype) if other else train
     sampler = Sampler(len(train), job.batch, job.seed, job.data.drop_last)
     plain = job.data.loss == "cross_entropy"
     loss = cross_entropy if plain else _user_loss(job.data.loss)
@@ -155,10 +156,10 @@ def open_feed(plan: Plan, corpus: Corpus | None, data: int) -> Feed:
 
 
 class _Checked:
-    """A user's data set whose samples are checked to be pairs of tensors."""
+    """A user's data set whose samples are checked to be pairs of tensors; inputs come in the model's precision."""
 
-    def __init__(self, data: Any, reference: str) -> None:
-        self.data, self.reference = data, reference
+    def __init__(self, data: Any, reference: str, dtype: torch.dtype) -> None:
+        self.data, self.reference, self.dtype = data, reference, dtype
 
     def __len__(self) -> int:
         return len(self.data)
@@ -176,8 +177,8 @@ class _Checked:
                 f"sample {index} of {self.reference} is a {type(sample).__name__}, not (input, target)",
                 hint="return a pair from `__getitem__`.",
             )
-        x, y = sample
-        return torch.as_tensor(x), torch.as_tensor(y)
+        x, y = (torch.as_tensor(part) for part in sample)
+        return x.to(self.dtype) if x.is_floating_point() else x, y
 
 
 def _user_loss(reference: str) -> Callable[[Tensor, Tensor], Tensor]:

@@ -33,7 +33,8 @@ def build_optimizer(spec: OptimizerSpec, parameters: Sequence[nn.Parameter]) -> 
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": spec.weight_decay},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
-    groups = [group for group in groups if group["params"]]
+    # A pipeline stage may have nothing to train, and torch wants something: a parameter without elements.
+    groups = [group for group in groups if group["params"]] or [{"params": [nn.Parameter(torch.empty(0))]}]
     if spec.name == "sgd":
         # DTensor knows neither the fused step nor lists that mix it with plain tensors.
         plain = not any(isinstance(parameter, DTensor) for parameter in parameters)

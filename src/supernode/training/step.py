@@ -164,7 +164,8 @@ class Stepper:
             )
         clip = self.plan.job.optimizer.clip
         scale = min(1.0, clip / (norm + 1e-6)) / positions if clip else 1.0 / positions
-        torch._foreach_mul_([local(p.grad) for p in self.trained if p.grad is not None], scale)
+        if grads := [local(p.grad) for p in self.trained if p.grad is not None]:
+            torch._foreach_mul_(grads, scale)
         return total / positions, norm, stopping > 0
 
     @torch.no_grad()

@@ -85,12 +85,12 @@ class Workshop:
 
     def run(self, job: Mapping[str, Any], folder: Path, *, watch: Watch | None = None) -> Report:
         """Run a job to its end."""
-        return training.start(self.node, as_job(job), folder=folder, watch=watch, server=self.server)
+        return training.start(self.node.pool, as_job(job), folder=folder, watch=watch, server=self.server)
 
     def resume(self, folder: Path, *, watch: Watch | None = None, cards: int | None = None, **keys: Any) -> Report:
         """Go on with a run."""
         keys = {"overrides": {}} | keys
-        return training.resume(self.node, folder, cards=cards, watch=watch, server=self.server, **keys)
+        return training.resume(self.node.pool, folder, cards=cards, watch=watch, server=self.server, **keys)
 
     def undisturbed(self, layout: str) -> Path:
         """Return the folder of a run of that layout that met nothing on its way; made when first asked for."""

@@ -90,7 +90,7 @@ def run(
     job = load_job(file, overrides=_overrides(overrides))
     with show.Watching(quiet=as_json) as watching:
         report = start(
-            _local(cards, job),
+            _local(cards, job).pool,
             job,
             folder=folder,
             watch=watching.see,
@@ -113,7 +113,7 @@ def resume(
     job = runs.find(run).job()
     with show.Watching(quiet=as_json) as watching:
         report = go_on(
-            _local(cards, job), run, checkpoint=checkpoint, overrides=_overrides(overrides), cards=cards,
+            _local(cards, job).pool, run, checkpoint=checkpoint, overrides=_overrides(overrides), cards=cards,
             watch=watching.see, server=_taken_server(),
         )  # fmt: skip
     show.report(report, as_json=as_json)

@@ -160,7 +160,7 @@ class SuperNode:
         """
         from supernode.control.training import start
 
-        return start(self, as_job(job), folder=folder, watch=watch)
+        return start(self.pool, as_job(job), folder=folder, watch=watch)
 
     def resume(
         self, run: str | Path, *, checkpoint: str = "", overrides: Mapping[str, Any] | None = None,
@@ -175,7 +175,7 @@ class SuperNode:
         """
         from supernode.control.training import resume
 
-        return resume(self, run, checkpoint=checkpoint, overrides=overrides or {}, watch=watch)
+        return resume(self.pool, run, checkpoint=checkpoint, overrides=overrides or {}, watch=watch)
 
     @staticmethod
     def status(run: str | Path) -> RunState:

@@ -36,7 +36,7 @@ from supernode.schema.report import Report, RunState
 from supernode.schema.slice import Request
 
 if TYPE_CHECKING:
-    from supernode.control.supernode import SuperNode
+    from supernode.scheduling.pool import Pool
 
 Watch = Callable[[Event, RunState], None]
 CHANGEABLE = ("parallelism.", "gradient_accumulation", "checkpoint.", "recovery.", "evaluate.", "sample.", "drill.",
@@ -45,24 +45,25 @@ CHANGEABLE = ("parallelism.", "gradient_accumulation", "checkpoint.", "recovery.
 
 
 def start(
-    node: SuperNode, job: JobSpec, *, folder: str | Path | None = None, watch: Watch | None = None,
+    pool: Pool, job: JobSpec, *, folder: str | Path | None = None, watch: Watch | None = None,
     server: ForkServer | None = None, progress: Callable[[str, float], None] | None = None,
 ) -> Report:  # fmt: skip
     """Run a job to its end on this computer.
 
     Args:
+        pool: the cards of this computer; those of the run are taken from it meanwhile.
         server: a fork server started earlier; it is ended with the run.
         progress: told what is being prepared and how much of it is done, 0 to 1.
     """
     with _serving(server):
         _check_computer(job)
-        layout = resolve_layout(job, node.machine.card_count)  # Before anything is written.
-        with _slice(node, layout.ranks) as cards:
-            make_plan(job, node.machine, cards)
+        layout = resolve_layout(job, pool.machine.card_count)  # Before anything is written.
+        with _slice(pool, layout.ranks) as cards:
+            make_plan(job, pool.machine, cards)
             run = runs.create(Path(folder) if folder is not None else runs.next_free(job.name), job)
             try:
                 corpus = None if job.data.dataset else prepare(job, run.path / "data", progress=progress)
-                plan = make_plan(job, node.machine, cards, vocabulary=corpus.vocabulary if corpus else 0)
+                plan = make_plan(job, pool.machine, cards, vocabulary=corpus.vocabulary if corpus else 0)
                 return _drive(run, plan, corpus, None, (), watch=watch, server=server)
             except BaseException:  # Ctrl-C too
                 _forget_unstarted(run)
@@ -72,12 +73,13 @@ def start(
 
 
 def resume(
-    node: SuperNode, folder: str | Path, *, overrides: Mapping[str, Any], checkpoint: str = "",
+    pool: Pool, folder: str | Path, *, overrides: Mapping[str, Any], checkpoint: str = "",
     cards: int | None = None, watch: Watch | None = None, server: ForkServer | None = None,
 ) -> Report:  # fmt: skip
     """Go on with a run.
 
     Args:
+        pool: as for `start`.
         cards: how many to go on with; the layout is then fitted to them.
     """
     with _serving(server):
@@ -99,9 +101,9 @@ def resume(
                 _explain_damage(run, found)
             if cards is not None:
                 job = fit_layout(job, cards)
-            layout = resolve_layout(job, node.machine.card_count if cards is None else cards)
-            with _slice(node, layout.ranks) as chosen:
-                plan = make_plan(job, node.machine, chosen, vocabulary=corpus.vocabulary if corpus else 0)
+            layout = resolve_layout(job, pool.machine.card_count if cards is None else cards)
+            with _slice(pool, layout.ranks) as chosen:
+                plan = make_plan(job, pool.machine, chosen, vocabulary=corpus.vocabulary if corpus else 0)
                 return _drive(run, plan, corpus, state, found, watch=watch, server=server)
         finally:
             run.release()
@@ -196,12 +198,12 @@ def _serving(server: ForkServer | None) -> Iterator[None]:
 
 
 @contextmanager
-def _slice(node: SuperNode, cards: int) -> Iterator[tuple[int, ...]]:
-    held = node.pool.allocate(Request(cards=cards))
+def _slice(pool: Pool, cards: int) -> Iterator[tuple[int, ...]]:
+    held = pool.allocate(Request(cards=cards))
     try:
         yield held.cards
     finally:
-        node.pool.release(held)
+        pool.release(held)
 
 
 @contextmanager

@@ -80,6 +80,7 @@ JOBS: list[tuple[str, tuple[str, ...]]] = [
     ("model: {heads: 4}\nparallelism: {tensor: 3, data: 1}", ("`parallelism.tensor` is 3", "4 heads")),
     ("model: {layers: 2}\ngradient_accumulation: 8\nparallelism: {pipeline: 8, data: 1}", ("2 layers for 8 stages",)),
     ("gradient_accumulation: 1\nparallelism: {pipeline: 2, data: 1}", ("`gradient_accumulation` is 1",)),
+    ("drill: {kill_step: 2, rank: 8}\nparallelism: {data: 8}", ("`drill.rank` is 8", "8 ranks")),
     ("batch: 8\nparallelism: {data: 3}", ("`batch` 8", "data 3")),
     ("model: gpt-5", ("`model` is 'gpt-5'", "presets")),
     ("model: net.txt:build", ("`model`", "file.py:function")),

@@ -58,6 +58,11 @@ def start(
     with _serving(server):
         _check_computer(job)
         layout = resolve_layout(job, pool.machine.card_count)  # Before anything is written.
+        if job.drill.kill_step and job.drill.rank >= layout.ranks:
+            raise SpecError(
+                f"`drill.rank` is {job.drill.rank}, and the layout has {layout.ranks} ranks",
+                hint=f"choose 0 to {layout.ranks - 1}, or leave `drill` out.",
+            )
         with _slice(pool, layout.ranks) as cards:
             make_plan(job, pool.machine, cards)
             run = runs.create(Path(folder) if folder is not None else runs.next_free(job.name), job)

@@ -132,12 +132,9 @@ def status(run: Run, as_json: Json = False) -> None:
 def report(run: Run, as_json: Json = False) -> None:
     """Write report.html and report.json into a run's folder."""
     from supernode.cli import show
-    from supernode.control import runs
     from supernode.control.training import write_report
 
-    folder = runs.find(run).path
-    show.report(write_report(folder), as_json=as_json)
-    show.talk(f"{folder / 'report.html'}")
+    show.report(write_report(run), as_json=as_json)
 
 
 @app.command("machine")

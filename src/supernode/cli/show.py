@@ -155,6 +155,8 @@ def report(value: Report, *, as_json: bool) -> None:
     if value.sample:
         rows.append(("sample", value.sample))
     _rows(value.name, rows)
+    if value.folder:
+        talk(f"report: {value.folder}/report.html")
 
 
 def _number(value: float | None) -> str:

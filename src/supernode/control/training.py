@@ -127,7 +127,7 @@ def write_report(folder: str | Path) -> Report:
     """Write a run's report beside its journal; returns it."""
     run = runs.find(Path(folder))
     state = status(run.path)
-    report = make_report(state)
+    report = replace(make_report(state), folder=str(run.path))
     for name, text in (("report.html", report_html(report, state)), ("report.json", json.dumps(report_json(report)))):
         draft = run.path / f".{name}"
         try:

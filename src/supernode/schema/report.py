@@ -78,6 +78,7 @@ class Report:
         measured: median seconds of a step, and the mean by part.
         wall: seconds by what they went to: steps, repeated steps, starting, saving, evaluating, other.
         tokens_per_second: over the steps alone.
+        folder: of the run; `report.html` lies in it.
     """
 
     name: str
@@ -99,3 +100,4 @@ class Report:
     held_out: Mapping[int, float]
     incidents: tuple[Incident, ...]
     sample: str = ""
+    folder: str = ""

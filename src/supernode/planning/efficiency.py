@@ -1,0 +1,140 @@
+"""How much of its data sheet does a card deliver? The few fitted numbers of each generation, read from `efficiency.yaml`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import yaml
+
+from supernode.errors import SpecError
+from supernode.planning.network import Wires
+from supernode.planning.shape import Numbers
+from supernode.planning.strategy import PRECISIONS
+
+FILE = Path(__file__).parent / "efficiency.yaml"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Efficiency:
+    """The physical parameters of a card generation; fitted to the fitting half of published measurements.
+
+    Attributes:
+        products: part of the peak that very large 16-bit matrix products reach.
+        products_low: likewise of 8 bits or fewer.
+        operands: how often a matrix product moves each operand between memory and card, over the ideal once.
+        scores: part of the 16-bit peak that the attention's core reaches.
+        memory: part of the memory bandwidth that memory-bound operations reach.
+        launch: seconds in which the host launches one kernel.
+        inside: part of the node links' bandwidth that collectives reach.
+        outside: part of the network cards' bandwidth that collectives reach.
+        contention: part of the time of hidden communication that it costs the computing beside it.
+        step: seconds around each step: loader, gradient norm, scalars, logging.
+    """
+
+    products: float
+    products_low: float
+    operands: float
+    scores: float
+    memory: float
+    launch: float
+    inside: float
+    outside: float
+    contention: float
+    step: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CardModel:
+    """A card with what surrounds it, as the time model sees it.
+
+    Attributes:
+        generation: name of the parameters' set.
+        peaks: dense FLOP/s by precision, in the order of `PRECISIONS`.
+        memory_bandwidth: bytes/s.
+        memory: bytes.
+        wires: links and network cards.
+        fitted: what the generation delivers.
+    """
+
+    generation: str
+    peaks: tuple[float, ...]
+    memory_bandwidth: float
+    memory: float
+    wires: Wires
+    fitted: Efficiency = field(repr=False)
+
+    def product_rate(self, precision: Numbers) -> Numbers:
+        """Return FLOP/s of very large matrix products."""
+        index = precision.astype(int)
+        low = np.where(precision > 1, self.fitted.products_low, self.fitted.products)
+        rate: Numbers = np.asarray(self.peaks)[index] * low
+        return rate
+
+    @property
+    def tuned_wires(self) -> Wires:
+        """The wires at the bandwidth that collectives reach."""
+        return replace(
+            self.wires, inside_efficiency=self.fitted.inside, outside_efficiency=self.fitted.outside
+        )
+
+
+@cache
+def load_efficiency(file: Path = FILE) -> Mapping[str, Efficiency]:
+    """Return the fitted parameters by generation.
+
+    Raises:
+        SpecError: the file names a parameter that does not exist, or leaves one out.
+    """
+    content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    known = {entry.name for entry in fields(Efficiency)}
+    made = {}
+    for name, numbers in content["generations"].items():
+        if set(numbers) != known:
+            raise SpecError(
+                f"generation {name} in {file.name} has {sorted(numbers)}", hint=f"give each of {sorted(known)}, no more."
+            )
+        made[name] = Efficiency(**numbers)
+    return made
+
+
+@cache
+def card_names(file: Path = FILE) -> tuple[str, ...]:
+    """Return the cards that the file describes."""
+    return tuple(yaml.safe_load(file.read_text(encoding="utf-8"))["cards"])
+
+
+@cache
+def card_model(name: str, file: Path = FILE) -> CardModel:
+    """Return a card of the file with its generation's parameters.
+
+    Raises:
+        SpecError: there is no such card.
+    """
+    cards = yaml.safe_load(file.read_text(encoding="utf-8"))["cards"]
+    if name not in cards:
+        raise SpecError(f"no parameters for card {name!r}", hint=f"choose one of {', '.join(cards)}, or calibrate.")
+    entry = cards[name]
+    half, low = entry["bfloat16"] * 1e12, entry["float8"] * 1e12
+    return CardModel(
+        generation=entry["generation"],
+        peaks=(half, half, low, low, entry["nvfp4"] * 1e12),
+        memory_bandwidth=entry["memory_bandwidth"] * 1e9,
+        memory=entry["memory_GB"] * 1e9,
+        wires=Wires(node_cards=entry["node_cards"], inside=entry["inside"] * 1e9, outside=entry["outside"] * 1e9),
+        fitted=load_efficiency(file)[entry["generation"]],
+    )
+
+
+def precision_index(name: str) -> int:
+    """Return the place of a precision in `PRECISIONS`.
+
+    Raises:
+        SpecError: there is no such precision.
+    """
+    if name not in PRECISIONS:
+        raise SpecError(f"precision {name!r} is unknown", hint=f"choose one of {', '.join(PRECISIONS)}.")
+    return PRECISIONS.index(name)

@@ -1,0 +1,100 @@
+"""How long does a card take for what a sublayer asks? Products, memory traffic, and the launches that may bind both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from supernode.planning.efficiency import CardModel
+from supernode.planning.shape import Numbers
+from supernode.planning.strategy import FULL, NO_RECOMPUTE, PRECISIONS, Software, Strategies
+from supernode.planning.sublayers import Demand
+
+# Flash attention's backward computes five products where the forward has two (Dao, arXiv:2307.08691, section 4.1).
+FLASH_BACKWARD = 2.5
+# Bytes of an operand of a matrix product, by precision.
+OPERAND_BYTES = (2.0, 2.0, 1.0, 1.0, 0.5)
+# Casting an input reads 16 bits and writes it in the low precision, once for each of the two products that use it.
+CAST_BYTES = tuple(0.0 if name.endswith("16") else 4.0 for name in PRECISIONS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PassTimes:
+    """Seconds of one micro-batch's passes.
+
+    Attributes:
+        forward: the forward, launches included.
+        backward: the backward with what is recomputed, likewise.
+        gpu: both, if launching cost nothing.
+        core: the attention's core in both, during which keys and values can travel.
+    """
+
+    forward: Numbers
+    backward: Numbers
+    gpu: Numbers
+    core: Numbers
+
+    @property
+    def total(self) -> Numbers:
+        """Both passes."""
+        return self.forward + self.backward
+
+    @classmethod
+    def none(cls) -> PassTimes:
+        """Return no time at all."""
+        zero = np.zeros(())
+        return cls(forward=zero, backward=zero, gpu=zero, core=zero)
+
+    def __add__(self, other: PassTimes) -> PassTimes:
+        """Return one after the other."""
+        return PassTimes(
+            forward=self.forward + other.forward, backward=self.backward + other.backward, gpu=self.gpu + other.gpu,
+            core=self.core + other.core,
+        )  # fmt: skip
+
+    def scaled(self, count: Numbers) -> PassTimes:
+        """Return so many of them."""
+        return PassTimes(
+            forward=count * self.forward, backward=count * self.backward, gpu=count * self.gpu, core=count * self.core
+        )
+
+
+def pass_times(
+    demand: Demand, ways: Strategies, card: CardModel, software: Software, *, again: bool = True
+) -> PassTimes:
+    """Return the time of a demand's forward and backward.
+
+    Args:
+        again: it can be recomputed (the head is not).
+    """
+    fitted = card.fitted
+    bandwidth = card.memory_bandwidth
+    index = ways.precision.astype(int)
+    linear = demand.products / card.product_rate(ways.precision)
+    linear = linear + fitted.operands * demand.operands * np.asarray(OPERAND_BYTES)[index] / bandwidth
+    cast = demand.inputs * np.asarray(CAST_BYTES)[index]
+    core = demand.scores / (card.peaks[1] * fitted.scores)
+    scored = demand.score_traffic / (bandwidth * fitted.memory)
+    moved = (demand.traffic + cast) / (bandwidth * fitted.memory)
+    forward = linear + core + scored + moved
+    inner = core * (FLASH_BACKWARD if software.flash else 2.0) + 1.75 * scored
+    backward = (1 if software.adapters else 2) * linear + inner + 2 * moved
+    redone = np.where(ways.recompute == FULL, forward, np.where(ways.recompute == NO_RECOMPUTE, 0, core + scored))
+    if software.flash:
+        redone = np.where(ways.recompute == FULL, forward, 0)
+    redone = redone if again else np.zeros(())
+    host = 0.0 if software.graphs else demand.kernels * fitted.launch
+    full = (ways.recompute == FULL) & again
+    bound_forward, bound_backward = _longer(forward, host), _longer(backward + redone, host * (1.4 + full))
+    return PassTimes(
+        forward=bound_forward, backward=bound_backward, gpu=forward + backward + redone,
+        core=core * (1 + (FLASH_BACKWARD if software.flash else 2.0)),
+    )  # fmt: skip
+
+
+def _longer(busy: Numbers, host: Numbers | float) -> Numbers:
+    """Return the longer of two times that run side by side, smoothly where they are alike."""
+    squared = busy * busy, host * host
+    result: Numbers = np.sqrt(np.sqrt(squared[0] * squared[0] + squared[1] * squared[1]))
+    return result

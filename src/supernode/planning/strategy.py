@@ -1,0 +1,129 @@
+"""How is the work spread, and with what software? Strategies as arrays, one entry for each way to run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from supernode.errors import SpecError
+from supernode.planning.shape import Numbers, as_numbers
+
+NO_RECOMPUTE, SELECTIVE, FULL = 0, 1, 2
+"""What is computed again in the backward: nothing, the attention's core, whole layers."""
+GPIPE, ONE_F_ONE_B, INTERLEAVED, ZERO_BUBBLE = 0, 1, 2, 3
+"""Pipeline schedules."""
+PRECISIONS = ("float16", "bfloat16", "float8", "mxfp8", "nvfp4")
+"""Of the matrix products; everything else is of 16 bits."""
+
+
+def _one() -> Numbers:
+    return np.ones(())
+
+
+def _zero() -> Numbers:
+    return np.zeros(())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Strategies:
+    """Ways to run one step; every field is a number or an array, and they broadcast.
+
+    Ranks are laid out tensor first, then context, data, pipeline, as Megatron does; experts are spread over
+    tensor × context × data. One step trains on `batch` samples, `batch` / `data` / `micro_batch` micro-batches each.
+
+    Attributes:
+        tensor: cards that share each matrix.
+        context: cards that share each sequence.
+        expert: cards over which the experts of a mixture are spread.
+        expert_tensor: cards that share each expert.
+        pipeline: stages.
+        interleave: parts of the model that each pipeline rank holds.
+        data: copies that see different samples.
+        sharding: ZeRO stage: 1 optimizer, 2 and gradients, 3 and weights (FSDP); 0 for whole copies.
+        micro_batch: samples.
+        batch: samples of one step over all cards.
+        sequence: tokens of a sample.
+        recompute: `NO_RECOMPUTE`, `SELECTIVE` or `FULL`.
+        schedule: `GPIPE`, `ONE_F_ONE_B`, `INTERLEAVED` or `ZERO_BUBBLE`.
+        sequence_parallel: 1 if norms and residuals are spread over the tensor axis.
+        precision: index into `PRECISIONS`.
+    """
+
+    tensor: Numbers = field(default_factory=_one)
+    context: Numbers = field(default_factory=_one)
+    expert: Numbers = field(default_factory=_one)
+    expert_tensor: Numbers = field(default_factory=_one)
+    pipeline: Numbers = field(default_factory=_one)
+    interleave: Numbers = field(default_factory=_one)
+    data: Numbers = field(default_factory=_one)
+    sharding: Numbers = field(default_factory=_zero)
+    micro_batch: Numbers = field(default_factory=_one)
+    batch: Numbers = field(default_factory=_one)
+    sequence: Numbers = field(default_factory=_one)
+    recompute: Numbers = field(default_factory=_zero)
+    schedule: Numbers = field(default_factory=_one)
+    sequence_parallel: Numbers = field(default_factory=_zero)
+    precision: Numbers = field(default_factory=_one)
+
+    def __post_init__(self) -> None:
+        for entry in fields(self):
+            numbers = as_numbers(getattr(self, entry.name))
+            least = 0 if entry.name in ("sharding", "recompute", "schedule", "sequence_parallel", "precision") else 1
+            if not np.all(numbers >= least):
+                raise SpecError(
+                    f"`{entry.name}` of a strategy is {numbers.min()}", hint=f"choose {least} or more, everywhere."
+                )
+            object.__setattr__(self, entry.name, numbers)
+
+    @property
+    def cards(self) -> Numbers:
+        """Cards that each way takes."""
+        return self.tensor * self.context * self.pipeline * self.data
+
+    @property
+    def micro_batches(self) -> Numbers:
+        """Micro-batches of one step on each pipeline."""
+        return self.batch / (self.data * self.micro_batch)
+
+    @property
+    def tokens(self) -> Numbers:
+        """Tokens of one micro-batch on one card (before the tensor axis)."""
+        return self.micro_batch * self.sequence / self.context
+
+
+def make_strategies(**degrees: ArrayLike) -> Strategies:
+    """Return strategies from plain numbers or arrays.
+
+    >>> float(make_strategies(tensor=8, pipeline=4, data=16).cards)
+    512.0
+    """
+    return Strategies(**{name: as_numbers(value) for name, value in degrees.items()})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Software:
+    """What the training program does, as far as time depends on it; facts of its version, not fitted.
+
+    Attributes:
+        flash: attention is one kernel that never writes the scores.
+        fused: norms, activations, rotary turns and residual sums are fused or compiled.
+        dropout: elements are dropped after attention, after each sublayer, and in the scores.
+        overlaps_data: gradients (and sharded weights) travel while others are computed.
+        overlaps_tensor: the tensor axis' collectives are cut up and overlapped with matrix products.
+        overlaps_pipeline: activations travel between stages while others are computed.
+        gradient_bytes: of one gradient on its way.
+        adapters: only low-rank adapters are trained, so that weights have no gradients.
+        graphs: the step's launches are recorded, so that the host does not hold the card up.
+    """
+
+    flash: bool = True
+    fused: bool = True
+    dropout: bool = False
+    overlaps_data: bool = True
+    overlaps_tensor: bool = False
+    overlaps_pipeline: bool = True
+    gradient_bytes: int = 4
+    adapters: bool = False
+    graphs: bool = False

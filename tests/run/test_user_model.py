@@ -10,7 +10,7 @@ import pytest
 
 from supernode.control.jobfile import job_to_dict, load_job
 from supernode.control.training import status
-from supernode.errors import DataError, ModelError, RunError
+from supernode.errors import DataError, ModelError
 from supernode.schema.event import Event, StepDone
 from supernode.schema.report import RunState
 
@@ -177,7 +177,7 @@ def test_without_a_data_set_held_out_a_model_is_tried_on_what_it_learnt(
     [
         ("not_a_model", {"data": 2}, ModelError, "returned a str"),
         ("regression", {"pipeline": 2, "data": 1}, ModelError, "nn.Sequential can be cut"),
-        ("fails_in_forward", {"data": 2}, RunError, "shapes are wrong"),
+        ("fails_in_forward", {"data": 2}, ModelError, "shapes are wrong"),
         ("missing", {"data": 1}, ModelError, "no function `missing`"),
         ("scaled", {"data": 2, "sharding": "fsdp"}, ModelError, "`scale` of the model is a single number"),
     ],

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from supernode.control.drive import drive
-from supernode.errors import MachineError
+from supernode.errors import MachineError, SpecError
 from supernode.hardware.machine import Machine
 from supernode.scheduling.controller import Controller
 from supernode.schema.event import Event, Started
@@ -19,6 +19,7 @@ from supernode.simulation.step import Timeline, simulate_step
 from supernode.simulation.timeline import chrome_trace, timeline_svg
 
 DISK_BANDWIDTH = 1e9  # bytes/s that one node's disk takes; an assumption until a run has measured it
+MOST_STEPS = 2_000_000  # about half a minute
 LAUNCH_SECONDS = 5.0  # from a failure to ranks that compute again; an assumption until a run has measured it
 
 
@@ -76,7 +77,15 @@ def simulate(plan: Plan, machine: Machine, *, mtbf: float, seed: int) -> Simulat
     Args:
         mtbf: mean time between failures of one card, in seconds; infinity for none.
         seed: of the failures.
+
+    Raises:
+        SpecError: more steps than can be played in a minute.
     """
+    if plan.job.steps > MOST_STEPS:
+        raise SpecError(
+            f"`steps` is {plan.job.steps:,}, and every step is played",
+            hint=f"simulate {MOST_STEPS:,} of them: `--set steps={MOST_STEPS}`.",
+        )
     timeline = simulate_step(plan, machine)
     nodes = max(1, plan.ranks // machine.node_cards)
     # Weights and two moments in float32, written by all nodes at once.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +102,24 @@ def build_user_data(reference: str, *, key: str) -> Any:
     if count == 0:
         raise DataError(f"{reference} returned an empty data set", hint="give it at least one sample.")
     return data
+
+
+def blame(error: BaseException, references: Iterable[str]) -> str:
+    """Return the user's line that an error came from, with what it says; empty where it came from elsewhere.
+
+    Args:
+        references: `file.py:function` of the job's own code.
+    """
+    files = {Path(reference.rpartition(":")[0]).resolve() for reference in references if reference}
+    cause: BaseException | None = error
+    deepest = ""
+    while cause is not None:  # The pipeline wraps what a stage raises.
+        for frame in traceback.extract_tb(cause.__traceback__):
+            if Path(frame.filename).resolve() in files:
+                said = (str(cause).splitlines() or [""])[0]
+                deepest = f"{type(cause).__name__}: {said} ({frame.filename}, line {frame.lineno})"
+        cause = cause.__cause__ or cause.__context__
+    return deepest
 
 
 def _last(cause: BaseException) -> str:

@@ -26,6 +26,7 @@ from supernode.training.optimizer import build_optimizer
 from supernode.training.saving import make_manifest, restore, tensors
 from supernode.training.step import Stepper
 from supernode.training.tensor import SplitCrossEntropy
+from supernode.training.usercode import blame
 from supernode.training.writing import write_sample
 
 _PEER_GONE = re.compile(
@@ -90,7 +91,11 @@ def live(assignment: Assignment, channel: Channel) -> int:
     except BaseException as error:  # noqa: BLE001 - the last place where it can be told
         traceback.print_exc()
         text = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0].split(' This is typically')[0]}"
-        if isinstance(error, (dist.DistBackendError, dist.DistNetworkError, ConnectionError)) or (
+        job = assignment.plan.job
+        theirs = blame(error, (job.module, job.data.dataset, job.data.held_out_dataset, job.data.loss))
+        if theirs and not _PEER_GONE.search(theirs):
+            channel.send("failed", error="ModelError", message=f"your code raised {theirs}", hint="correct that line.")
+        elif isinstance(error, (dist.DistBackendError, dist.DistNetworkError, ConnectionError)) or (
             isinstance(error, RuntimeError) and _PEER_GONE.search(str(error))
         ):
             channel.send("peer_lost", message=text)

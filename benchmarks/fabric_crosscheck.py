@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import csv
 import heapq
+import itertools
 import math
 import os
 import statistics
@@ -98,7 +99,10 @@ def network_time(one: Row) -> float:
 
 def system_time(one: Row) -> float:
     """Return our time with their system layer: chunks that queue for each level, a delay a step, time to add."""
-    jobs = [(leg.level, with_system(leg, one)) for lane in one.outline.lanes for leg in lane]
+    legs = [(leg.level, leg.reduces, with_system(leg, one)) for lane in one.outline.lanes for leg in lane]
+    # A chunk keeps its place on a level for all legs that follow each other there.
+    stages = [list(stage) for _, stage in itertools.groupby(legs, key=lambda leg: leg[:2])]
+    jobs = [(stage[0][0], sum(seconds for _, _, seconds in stage)) for stage in stages]
     free = [0.0] * len(one.levels)
     waiting = [(0.0, chunk, 0) for chunk in range(one.chunks)]
     end = 0.0

@@ -88,10 +88,15 @@ class Trainer:
         path = self.folder / "marks-0"
         return path.read_bytes().count(b"\n") if path.exists() else 0
 
-    def marks(self, first: int, last: int) -> list[list[float]]:
-        """Return [time, CPU seconds of a rank so far, …] at the ends of some steps."""
-        lines = (self.folder / "marks-0").read_text().split("\n")[first:last]
-        return [[float(number) for number in line.split()] for line in lines]
+    def marks(self, first: int, last: int, *, rank: int = 0) -> list[list[float]]:
+        """Return [time, CPU seconds so far, …] at the ends of some steps; a rank that lags has not told all of them."""
+        lines = (self.folder / f"marks-{rank}").read_text().split("\n")[:-1]
+        return [[float(number) for number in line.split()] for line in lines[first:last]]
+
+    def cpu(self, first: int, last: int) -> float:
+        """Return the CPU seconds of a step on a rank: the mean over the ranks, which differ by some percent."""
+        told = [self.marks(first, last, rank=rank) for rank in range(len(self.processes))]
+        return statistics.mean((marks[-1][1] - marks[0][1]) / (len(marks) - 1) for marks in told)
 
     def pids(self) -> list[int]:
         """Return the ranks' processes."""
@@ -185,7 +190,7 @@ def take_turn(trainer: Trainer) -> dict[str, float]:
     kept = trainer.marks(before, before + 1 + STEPS)
     return {
         "wall": statistics.median(after[0] - early[0] for early, after in pairwise(kept)),
-        "process_cpu": (kept[-1][1] - kept[0][1]) / STEPS,
+        "process_cpu": trainer.cpu(before, before + 1 + STEPS),
         "others_share": max(0.0, _busy_seconds() - busy - spent) / (elapsed * (os.cpu_count() or 1)),
         "first": before + 1,
     }

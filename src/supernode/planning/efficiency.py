@@ -29,6 +29,7 @@ class Efficiency:
         scores: part of the 16-bit peak that the attention's core reaches.
         memory: part of the memory bandwidth that memory-bound operations reach.
         launch: seconds in which the host launches one kernel.
+        tail: seconds between the end of one kernel and the next one's full speed.
         inside: part of the node links' bandwidth that collectives reach.
         outside: part of the network cards' bandwidth that collectives reach.
         contention: part of the time of hidden communication that it costs the computing beside it.
@@ -41,6 +42,7 @@ class Efficiency:
     scores: float
     memory: float
     launch: float
+    tail: float
     inside: float
     outside: float
     contention: float

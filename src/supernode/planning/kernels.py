@@ -77,9 +77,10 @@ def pass_times(
     core = demand.scores / (card.peaks[1] * fitted.scores)
     scored = demand.score_traffic / (bandwidth * fitted.memory)
     moved = (demand.traffic + cast) / (bandwidth * fitted.memory)
-    forward = linear + core + scored + moved
+    tails = demand.kernels * fitted.tail
+    forward = linear + core + scored + moved + tails
     inner = core * (FLASH_BACKWARD if software.flash else 2.0) + 1.75 * scored
-    backward = (1 if software.adapters else 2) * linear + inner + 2 * moved
+    backward = (1 if software.adapters else 2) * linear + inner + 2 * moved + 1.4 * tails
     redone = np.where(ways.recompute == FULL, forward, np.where(ways.recompute == NO_RECOMPUTE, 0, core + scored))
     if software.flash:
         redone = np.where(ways.recompute == FULL, forward, 0)

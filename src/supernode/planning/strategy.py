@@ -115,6 +115,7 @@ class Software:
         overlaps_pipeline: activations travel between stages while others are computed.
         gradient_bytes: of one gradient on its way.
         adapters: only low-rank adapters are trained, so that weights have no gradients.
+        update_bytes: that the optimizer reads and writes for each weight it owns.
         graphs: the step's launches are recorded, so that the host does not hold the card up.
     """
 
@@ -126,4 +127,5 @@ class Software:
     overlaps_pipeline: bool = True
     gradient_bytes: int = 4
     adapters: bool = False
+    update_bytes: float = 34.0
     graphs: bool = False

@@ -74,7 +74,7 @@ def attention_demand(model: ModelShape, ways: Strategies, software: Software) ->
     traffic = moved * (1.0 if software.fused else 2.0) + _residual_traffic(model, ways, software)
     return Demand(
         products=products, operands=operands, inputs=inputs, scores=scores, traffic=traffic,
-        kernels=11.0 if software.flash else 16.0, score_traffic=score_traffic,
+        kernels=24.0 if software.flash else 30.0, score_traffic=score_traffic,
     )  # fmt: skip
 
 
@@ -103,7 +103,7 @@ def mlp_demand(model: ModelShape, ways: Strategies, software: Software) -> Deman
     traffic = tokens * hidden * passes * ELEMENT + _residual_traffic(model, ways, software)
     none = np.zeros(())
     return Demand(
-        products=products, operands=operands, inputs=inputs, scores=none, traffic=traffic, kernels=7.0,
+        products=products, operands=operands, inputs=inputs, scores=none, traffic=traffic, kernels=16.0,
         score_traffic=none,
     )  # fmt: skip
 
@@ -134,7 +134,7 @@ def mixture_demand(model: ModelShape, ways: Strategies, software: Software) -> D
     none = np.zeros(())
     return Demand(
         products=products, operands=operands, inputs=inputs, scores=none,
-        traffic=permuted + active + router + _residual_traffic(model, ways, software), kernels=40.0,
+        traffic=permuted + active + router + _residual_traffic(model, ways, software), kernels=90.0,
         score_traffic=none,
     )  # fmt: skip
 
@@ -150,7 +150,7 @@ def mamba_demand(model: ModelShape, ways: Strategies, software: Software) -> Dem
     scan = tokens * inner * (4 * model.mamba_state + 128)
     traffic = tokens * (inner * 14 + mixed * 4) * ELEMENT + _residual_traffic(model, ways, software)
     return Demand(
-        products=products, operands=operands, inputs=inputs, scores=scan, traffic=traffic, kernels=16.0,
+        products=products, operands=operands, inputs=inputs, scores=scan, traffic=traffic, kernels=36.0,
         score_traffic=np.zeros(()),
     )  # fmt: skip
 
@@ -163,7 +163,7 @@ def head_demand(model: ModelShape, ways: Strategies) -> Demand:
     # The loss reads and writes the logits in float32: cast, maximum, difference, exponential and sum.
     traffic = tokens * rows * 18.0 + tokens * model.width * 2 * ELEMENT
     return Demand(
-        products=products, operands=operands, inputs=none, scores=none, traffic=traffic, kernels=14.0,
+        products=products, operands=operands, inputs=none, scores=none, traffic=traffic, kernels=30.0,
         score_traffic=none,
     )  # fmt: skip
 

@@ -21,8 +21,6 @@ from supernode.planning.sublayers import (
     mlp_demand,
 )
 
-# Adam in float32 with a 16-bit copy of the weights: gradient, weight and two moments read, three written, and the copy.
-UPDATE_BYTES = 30.0
 # The part of the tensor axis' collectives that user buffers or asynchronous tensor parallelism hide behind products.
 TENSOR_HIDDEN = 0.6
 
@@ -106,7 +104,7 @@ def step_parts(model: ModelShape, ways: Strategies, card: CardModel, software: S
         bubble=_bubble(ways, whole=whole, slow=slow),
         transfer=_transfers(model, ways, card, software),
         data=_data(model, ways, card, software, forward=weight * stage.body.forward, backward=weight * stage.body.backward),
-        optimizer=np.zeros(()) if software.adapters else _update(model, ways, card),
+        optimizer=np.zeros(()) if software.adapters else _update(model, ways, card, software),
         step=np.asarray(card.fitted.step),
     )
 
@@ -235,11 +233,11 @@ def _data(
     return np.where(is_sharded, ways.micro_batches * each, once)
 
 
-def _update(model: ModelShape, ways: Strategies, card: CardModel) -> Numbers:
+def _update(model: ModelShape, ways: Strategies, card: CardModel, software: Software) -> Numbers:
     """Return the time of the optimizer, which memory binds."""
     body = (model.body_parameters / ways.pipeline + model.vocabulary * model.width) / ways.tensor
     routed = model.routed_parameters / (ways.pipeline * ways.expert * ways.expert_tensor)
     spread = np.maximum(ways.tensor * ways.context * ways.data / (ways.expert * ways.expert_tensor), 1)
     whole = ways.sharding == 0
     mine = body / np.where(whole, 1, ways.data * ways.context) + routed / np.where(whole, 1, spread)
-    return mine * UPDATE_BYTES / (card.memory_bandwidth * card.fitted.memory)
+    return mine * software.update_bytes / (card.memory_bandwidth * card.fitted.memory)

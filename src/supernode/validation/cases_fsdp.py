@@ -1,5 +1,92 @@
-"""How do the FSDP and recent Megatron tables read as models, strategies and machines?"""
+"""How do the tables of FSDP trainers read as models, strategies and machines?"""
 
 from __future__ import annotations
 
-FSDP_READERS = {}
+import re
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from supernode.planning.efficiency import precision_index
+from supernode.planning.presets import public_model
+from supernode.planning.shape import ModelShape, gpt_shape
+from supernode.planning.strategy import FULL, INTERLEAVED, NO_RECOMPUTE, ONE_F_ONE_B, SELECTIVE, Software
+from supernode.validation.case import Case, ways_of
+from supernode.validation.tables import Row
+
+# llm-foundry: eager PyTorch FSDP with a flash kernel; gradients travel in 16 bits.
+FOUNDRY = Software(fused=False, gradient_bytes=2)
+# torchtitan: eager, compiled, and compiled with asynchronous tensor parallelism; gradients travel in float32.
+EAGER = Software(fused=False)
+COMPILED = Software()
+ASYNC = Software(overlaps_tensor=True)
+
+
+class Mpt(NamedTuple):
+    """Width, heads and layers of an MPT model."""
+
+    width: int
+    heads: int
+    layers: int
+
+
+# scripts/train/yamls/pretrain/mpt-*.yaml in github.com/mosaicml/llm-foundry; widths and layers give `params`.
+MPT = {
+    "125m": Mpt(768, 12, 12), "350m": Mpt(1024, 16, 24), "760m": Mpt(1536, 12, 24), "1b": Mpt(2048, 16, 24),
+    "3b": Mpt(2560, 20, 32), "7b": Mpt(4096, 32, 32), "13b": Mpt(5120, 40, 40), "30b": Mpt(7168, 56, 48),
+    "70b": Mpt(8192, 64, 80),
+}  # fmt: skip
+FOUNDRY_CARDS = {"a100_40gb": "A100-40", "a100_80gb": "A100-80", "h100_80gb": "H100"}
+FOUNDRY_PRECISIONS = {"bf16": "bfloat16", "amp_bf16": "bfloat16", "amp_fp8": "float8"}
+
+
+def mosaicml(row: Row) -> Iterable[Case]:
+    """Read a row of llm-foundry's benchmarks: MPT models, fully sharded."""
+    mpt, sequence, gpus = MPT[row["model"]], float(row["seq"]), float(row["gpus"])
+    model = gpt_shape(layers=mpt.layers, width=mpt.width, heads=mpt.heads, vocabulary=50_368, positions=sequence)
+    batch = float(row["global_batch"])
+    ways = ways_of(
+        data=gpus, micro_batch=float(row["micro_batch"]), batch=batch, sequence=sequence,
+        sharding=3 if row["sharding"] == "FULL_SHARD" else 2,
+        recompute=FULL if row["act_ckpt"] == "True" else NO_RECOMPUTE,
+        precision=precision_index(FOUNDRY_PRECISIONS[row["precision"]]),
+    )  # fmt: skip
+    yield Case(
+        table="mosaicml", card=FOUNDRY_CARDS[row["gpu"]], software=FOUNDRY, model=model, ways=ways,
+        seconds=batch * sequence / gpus / float(row["tokens_per_s_per_gpu"]), fitting=row["fitting"] == "1",
+        label=f"{row['gpu']}×{row['gpus']} {row['model']} s{row['seq']} m{row['micro_batch']} {row['precision']} "
+              f"{'full' if row['act_ckpt'] == 'True' else ''}",
+    )  # fmt: skip
+
+
+TITAN_MODELS = {"8B": "llama3-8b", "70B": "llama3-70b", "405B": "llama3-405b"}
+TITAN_RECOMPUTE = {"full": FULL, "selective": SELECTIVE, "per-op SAC": SELECTIVE}
+
+
+def torchtitan(row: Row) -> Iterable[Case]:
+    """Read a row of torchtitan's benchmarks. Its local batch is cut into as many micro-batches as there are samples."""
+    degrees = {name: float(size) for name, size in re.findall(r"(FSDP|TP|PP|CP)(\d+)", row["parallel"])}
+    data, pipeline = degrees["FSDP"], degrees.get("PP", 1.0)
+    local, sequence, gpus = float(row["local_batch"]), float(row["seq"]), float(row["gpus"])
+    technique = row["technique"].lower()
+    is_compiled = "compile" in technique or "async" in technique or "2d" in technique or "tp" in technique
+    software = ASYNC if "async" in technique else COMPILED if is_compiled else EAGER
+    is_interleaved = "interleaved" in technique
+    ways = ways_of(
+        tensor=degrees.get("TP", 1.0), context=degrees.get("CP", 1.0), pipeline=pipeline, data=data,
+        interleave=2 if is_interleaved else 1, schedule=INTERLEAVED if is_interleaved else ONE_F_ONE_B,
+        micro_batch=local if pipeline == 1 else 1, batch=local * data, sequence=sequence, sharding=3,
+        sequence_parallel=1, recompute=TITAN_RECOMPUTE[row["activation_ckpt"]],
+        precision=precision_index("float8" if "FP8" in row["precision"] else "bfloat16"),
+    )  # fmt: skip
+    yield Case(
+        table="torchtitan", card="H200" if "H200" in row["gpu"] else "H100-96 500W", software=software,
+        model=public_model(TITAN_MODELS[row["model"].split()[-1]]), ways=ways,
+        seconds=local * data * sequence / gpus / float(row["tokens_per_s_per_gpu"]), fitting=row["fitting"] == "1",
+        label=f"{row['model']} {row['parallel']} s{row['seq']} {row['technique']} {row['precision']}",
+    )  # fmt: skip
+
+
+FSDP_READERS: dict[str, Callable[[Row], Iterable[Case]]] = {
+    "mosaicml_fsdp_benchmarks": mosaicml,
+    "torchtitan_benchmarks": torchtitan,
+}

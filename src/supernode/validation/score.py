@@ -10,7 +10,7 @@ import numpy as np
 from supernode.planning.efficiency import Efficiency, card_model
 from supernode.planning.shape import Numbers
 from supernode.planning.times import step_parts
-from supernode.validation.cases import Case, measured, stacked
+from supernode.validation.case import Case, measured, stacked
 
 
 class Forecaster:

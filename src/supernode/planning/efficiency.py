@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import yaml
@@ -16,6 +17,7 @@ from supernode.planning.shape import Numbers
 from supernode.planning.strategy import PRECISIONS
 
 FILE = Path(__file__).parent / "efficiency.yaml"
+CARDS = Path(__file__).parent / "cards.yaml"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +32,7 @@ class Efficiency:
         memory: part of the memory bandwidth that memory-bound operations reach.
         launch: seconds in which the host launches one kernel.
         tail: seconds between the end of one kernel and the next one's full speed.
+        sync: seconds that the card waits at each mixture for the host to learn how many tokens each expert got.
         inside: part of the node links' bandwidth that collectives reach.
         outside: part of the network cards' bandwidth that collectives reach.
         contention: part of the time of hidden communication that it costs the computing beside it.
@@ -43,6 +46,7 @@ class Efficiency:
     memory: float
     launch: float
     tail: float
+    sync: float
     inside: float
     outside: float
     contention: float
@@ -104,22 +108,26 @@ def load_efficiency(file: Path = FILE) -> Mapping[str, Efficiency]:
 
 
 @cache
-def card_names(file: Path = FILE) -> tuple[str, ...]:
-    """Return the cards that the file describes."""
-    return tuple(yaml.safe_load(file.read_text(encoding="utf-8"))["cards"])
+def _cards() -> Mapping[str, Mapping[str, Any]]:
+    content: Mapping[str, Mapping[str, Any]] = yaml.safe_load(CARDS.read_text(encoding="utf-8"))
+    return content
+
+
+def card_names() -> tuple[str, ...]:
+    """Return the cards that have parameters."""
+    return tuple(_cards())
 
 
 @cache
-def card_model(name: str, file: Path = FILE) -> CardModel:
-    """Return a card of the file with its generation's parameters.
+def card_model(name: str) -> CardModel:
+    """Return a card with its generation's parameters.
 
     Raises:
         SpecError: there is no such card.
     """
-    cards = yaml.safe_load(file.read_text(encoding="utf-8"))["cards"]
-    if name not in cards:
-        raise SpecError(f"no parameters for card {name!r}", hint=f"choose one of {', '.join(cards)}, or calibrate.")
-    entry = cards[name]
+    if name not in _cards():
+        raise SpecError(f"no parameters for card {name!r}", hint=f"choose one of {', '.join(_cards())}, or calibrate.")
+    entry = _cards()[name]
     half, low = entry["bfloat16"] * 1e12, entry["float8"] * 1e12
     return CardModel(
         generation=entry["generation"],
@@ -127,7 +135,7 @@ def card_model(name: str, file: Path = FILE) -> CardModel:
         memory_bandwidth=entry["memory_bandwidth"] * 1e9,
         memory=entry["memory_GB"] * 1e9,
         wires=Wires(node_cards=entry["node_cards"], inside=entry["inside"] * 1e9, outside=entry["outside"] * 1e9),
-        fitted=load_efficiency(file)[entry["generation"]],
+        fitted=load_efficiency()[entry["generation"]],
     )
 
 

@@ -8,15 +8,18 @@ import numpy as np
 
 from supernode.planning.efficiency import CardModel
 from supernode.planning.shape import Numbers
-from supernode.planning.strategy import FULL, NO_RECOMPUTE, PRECISIONS, Software, Strategies
+from supernode.planning.strategy import FULL, SELECTIVE, Software, Strategies
 from supernode.planning.sublayers import Demand
 
 # Flash attention's backward computes five products where the forward has two (Dao, arXiv:2307.08691, section 4.1).
 FLASH_BACKWARD = 2.5
+# How much faster the attention's core is in 8 bits: its products double their rate, its exponentials do not.
+LOW_ATTENTION = 1.4
 # Bytes of an operand of a matrix product, by precision.
 OPERAND_BYTES = (2.0, 2.0, 1.0, 1.0, 0.5)
-# Casting an input reads 16 bits and writes it in the low precision, once for each of the two products that use it.
-CAST_BYTES = tuple(0.0 if name.endswith("16") else 4.0 for name in PRECISIONS)
+# Casting an activation, for the forward and the weights' gradient alike: tensor scaling reads it twice and writes a byte;
+# blocks of 32 are scaled along rows and columns; four bits add a Hadamard transform and stochastic rounding.
+CAST_BYTES = (0.0, 0.0, 5.0, 6.0, 9.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -68,33 +71,30 @@ def pass_times(
     Args:
         again: it can be recomputed (the head is not).
     """
-    fitted = card.fitted
-    bandwidth = card.memory_bandwidth
+    fitted, bandwidth = card.fitted, card.memory_bandwidth
     index = ways.precision.astype(int)
     linear = demand.products / card.product_rate(ways.precision)
     linear = linear + fitted.operands * demand.operands * np.asarray(OPERAND_BYTES)[index] / bandwidth
     cast = demand.inputs * np.asarray(CAST_BYTES)[index]
-    core = demand.scores / (card.peaks[1] * fitted.scores)
+    core = demand.scores / (card.peaks[1] * fitted.scores * software.attention)
+    core = core / np.where((index > 1) & software.low_attention, LOW_ATTENTION, 1.0)
     scored = demand.score_traffic / (bandwidth * fitted.memory)
     moved = (demand.traffic + cast) / (bandwidth * fitted.memory)
-    tails = demand.kernels * fitted.tail
+    tails = demand.kernels * fitted.tail + demand.syncs * fitted.sync
     forward = linear + core + scored + moved + tails
     inner = core * (FLASH_BACKWARD if software.flash else 2.0) + 1.75 * scored
     backward = (1 if software.adapters else 2) * linear + inner + 2 * moved + 1.4 * tails
-    redone = np.where(ways.recompute == FULL, forward, np.where(ways.recompute == NO_RECOMPUTE, 0, core + scored))
-    if software.flash:
-        redone = np.where(ways.recompute == FULL, forward, 0)
-    redone = redone if again else np.zeros(())
-    host = 0.0 if software.graphs else demand.kernels * fitted.launch
-    full = (ways.recompute == FULL) & again
-    bound_forward, bound_backward = _longer(forward, host), _longer(backward + redone, host * (1.4 + full))
+    full = ((ways.recompute == FULL) | demand.redone) & again
+    selective = (ways.recompute == SELECTIVE) & again & (not software.flash)
+    redone = np.where(full, forward, np.where(selective, core + scored, 0))
+    host = demand.kernels * fitted.launch * software.launches
     return PassTimes(
-        forward=bound_forward, backward=bound_backward, gpu=forward + backward + redone,
-        core=core * (1 + (FLASH_BACKWARD if software.flash else 2.0)),
+        forward=_longer(forward, np.asarray(host)), backward=_longer(backward + redone, host * (1.4 + full)),
+        gpu=forward + backward + redone, core=core * (1 + (FLASH_BACKWARD if software.flash else 2.0)),
     )  # fmt: skip
 
 
-def _longer(busy: Numbers, host: Numbers | float) -> Numbers:
+def _longer(busy: Numbers, host: Numbers) -> Numbers:
     """Return the longer of two times that run side by side, smoothly where they are alike."""
     squared = busy * busy, host * host
     result: Numbers = np.sqrt(np.sqrt(squared[0] * squared[0] + squared[1] * squared[1]))

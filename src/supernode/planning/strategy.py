@@ -113,10 +113,17 @@ class Software:
         overlaps_data: gradients (and sharded weights) travel while others are computed.
         overlaps_tensor: the tensor axis' collectives are cut up and overlapped with matrix products.
         overlaps_pipeline: activations travel between stages while others are computed.
+        overlaps_expert: tokens travel to experts and back while another micro-batch is computed.
         gradient_bytes: of one gradient on its way.
         adapters: only low-rank adapters are trained, so that weights have no gradients.
         update_bytes: that the optimizer reads and writes for each weight it owns.
-        graphs: the step's launches are recorded, so that the host does not hold the card up.
+        launches: part of the launches that the host makes one by one; the rest are in recorded graphs.
+        syncs: the host must learn how many tokens each expert got before it can go on.
+        fused_dispatch: tokens are permuted while they are sent (DeepEP, HybridEP), not in passes of their own.
+        fused_experts: experts' products, activation and casts are one kernel.
+        attention: rate of its flash kernel over the best one for the card.
+        low_attention: the attention's core is computed in 8 bits where products are.
+        redone_experts: mixtures are computed again in the backward.
     """
 
     flash: bool = True
@@ -125,7 +132,14 @@ class Software:
     overlaps_data: bool = True
     overlaps_tensor: bool = False
     overlaps_pipeline: bool = True
+    overlaps_expert: bool = False
     gradient_bytes: int = 4
     adapters: bool = False
     update_bytes: float = 34.0
-    graphs: bool = False
+    launches: float = 1.0
+    syncs: bool = True
+    fused_dispatch: bool = True
+    fused_experts: bool = False
+    attention: float = 1.0
+    low_attention: bool = False
+    redone_experts: bool = False

@@ -24,6 +24,8 @@ class Demand:
         scores: FLOPs of the attention's core.
         traffic: bytes of everything that memory binds.
         kernels: launches.
+        syncs: times that the card waits for the host.
+        redone: computed again in the backward, whatever the strategy says.
         score_traffic: bytes of unfused attention scores, part of what selective recomputation repeats.
     """
 
@@ -34,12 +36,17 @@ class Demand:
     traffic: Numbers
     kernels: float
     score_traffic: Numbers
+    syncs: float = 0.0
+    redone: bool = False
 
 
 def _product(rows: Numbers, columns: Numbers, depth: Numbers, count: Numbers | float = 1.0) -> tuple[Numbers, ...]:
-    """Return FLOPs, operand elements and input elements of `count` products of (rows × depth) and (depth × columns)."""
-    inputs = rows * depth + depth * columns
-    return count * 2 * rows * columns * depth, count * (inputs + rows * columns), count * inputs
+    """Return FLOPs, operand elements and input elements of `count` products of (rows × depth) and (depth × columns).
+
+    Weights are kept in the products' precision from step to step; only the other input is cast.
+    """
+    inputs = rows * depth
+    return count * 2 * rows * columns * depth, count * (inputs + depth * columns + rows * columns), count * inputs
 
 
 def _sum(*products: tuple[Numbers, ...]) -> tuple[Numbers, ...]:
@@ -127,15 +134,18 @@ def mixture_demand(model: ModelShape, ways: Strategies, software: Software) -> D
         _product(own, latent, model.width), _product(own, model.width, latent),
     )  # fmt: skip
     products, operands, inputs = _sum(experts, around)
-    # Each visit is permuted, sent, unpermuted and weighed: read and written four times in all.
-    permuted = visits / ways.expert_tensor * routed_width * 8 * ELEMENT
-    active = (visits * hidden + tokens * shared) * (2 + model.gated) * ELEMENT
+    # Each visit is read and written where it is sent, where it arrives, where it is sent back, and where it is weighed;
+    # without a fused dispatcher it is permuted before and after, too.
+    passes = 6 if software.fused_dispatch else 12
+    permuted = visits / ways.expert_tensor * routed_width * passes * ELEMENT
+    hidden_passes = 1.0 if software.fused_experts else 2 + model.gated
+    active = (visits * hidden * hidden_passes + tokens * shared * (2 + model.gated)) * ELEMENT
     router = own * (model.experts * 16 + model.width * ELEMENT)
     none = np.zeros(())
     return Demand(
-        products=products, operands=operands, inputs=inputs, scores=none,
+        products=products, operands=operands, inputs=around[2] if software.fused_experts else inputs, scores=none,
         traffic=permuted + active + router + _residual_traffic(model, ways, software), kernels=90.0,
-        score_traffic=none,
+        score_traffic=none, syncs=1.0 if software.syncs else 0.0, redone=software.redone_experts,
     )  # fmt: skip
 
 

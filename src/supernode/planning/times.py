@@ -23,6 +23,8 @@ from supernode.planning.sublayers import (
 
 # The part of the tensor axis' collectives that user buffers or asynchronous tensor parallelism hide behind products.
 TENSOR_HIDDEN = 0.6
+# Likewise of the expert axis' exchanges, beside another micro-batch.
+EXPERT_HIDDEN = 0.7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -127,7 +129,7 @@ def _stage(model: ModelShape, ways: Strategies, card: CardModel, software: Softw
     embedding = 2 * embedding_traffic(model, ways) / (card.memory_bandwidth * card.fitted.memory)
     return _Stage(
         body=body, head=head, embedding=embedding, tensor=_tensor(model, ways, card, software),
-        context=_context(model, ways, card, core), expert=_expert(model, ways, card),
+        context=_context(model, ways, card, core), expert=_expert(model, ways, card, software),
     )  # fmt: skip
 
 
@@ -181,7 +183,7 @@ def _context(model: ModelShape, ways: Strategies, card: CardModel, core: Numbers
     return np.where(ways.context > 1, exposed, 0)
 
 
-def _expert(model: ModelShape, ways: Strategies, card: CardModel) -> Numbers:
+def _expert(model: ModelShape, ways: Strategies, card: CardModel, software: Software) -> Numbers:
     """Return seconds of the expert axis: tokens to their experts and back, in each pass.
 
     A token that several experts of one node want crosses the network once (as in DeepEP).
@@ -196,8 +198,9 @@ def _expert(model: ModelShape, ways: Strategies, card: CardModel) -> Numbers:
     across = (nodes > 1) * (
         nbytes * copies * (nodes - 1) / nodes / (wires.outside * wires.outside_efficiency) + wires.outside_latency
     )
-    passes = np.where(ways.recompute == FULL, 6, 4)
-    return np.where(ways.expert > 1, passes * model.mixtures * (within + across), 0)
+    passes = np.where((ways.recompute == FULL) | software.redone_experts, 6, 4)
+    exposed = (1 - EXPERT_HIDDEN) if software.overlaps_expert else 1.0
+    return np.where(ways.expert > 1, exposed * passes * model.mixtures * (within + across), 0)
 
 
 def _data(

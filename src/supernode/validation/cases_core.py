@@ -14,6 +14,9 @@ from supernode.validation.tables import Row
 
 MEGATRON_CORE = Software(overlaps_tensor=True, gradient_bytes=4)
 
+# The table leaves the parts of some pipelines of Llama 3 70B open; all its others, and the recipes, have five.
+RECIPE_INTERLEAVE = 5.0
+
 BRIDGE_MODELS = {
     "LLAMA3_8B": "llama3-8b", "LLAMA3_70B": "llama3-70b", "LLAMA3.1_405B": "llama3-405b",
     "Qwen3_30B_a3B": "qwen3-30b-a3b", "Qwen3_235B_a22B": "qwen3-235b-a22b", "GPT OSS 120B": "gpt-oss-120b",
@@ -41,11 +44,55 @@ def _degree(text: str) -> float:
     return float(text) if text.strip().isdigit() else 1.0
 
 
+# v0.5.0 of Megatron-Bridge, in NeMo 26.06, brought fused grouped products and whole-iteration graphs.
+FUSED_SINCE = (26, 6)
+# v0.5.1, in NeMo 26.06.01: "Deepseek-V3 B300 recipe improvement with CuTeDSL fused grouped GEMM ...".
+FUSED_SINCE_IN_BOXES = (26, 6, 1)
+# Known issue of v0.5.1: "GPT-OSS GB200/GB300 MXFP8 regression due to regressed CuTeDSL fused kernels".
+REGRESSED = ("26.06.01", "GPT OSS 120B")
+
+
+def _version(release: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in release.split("."))
+
+
+def bridge_software(row: Row) -> Software:
+    """Return what Megatron-Bridge did in a row, after its release notes and scripts/performance/configs.
+
+    Mixtures: MXFP8 on Blackwell since 26.06 runs fused experts, recorded whole iterations, 8-bit attention and
+    overlapped exchanges (not Nemotron's, whose experts have no gate). GPT-OSS in BF16 and Qwen3 235B on eight-card
+    nodes take the plain all-to-all. Token drop has fixed shapes. Some recipes compute mixtures again.
+    """
+    release, model, system = row["release"].split()[0], row["model"].partition(" (")[0], row["system"]
+    software = replace(MEGATRON_CORE, adapters=row["task"].startswith("LoRA"))
+    if not public_model(bridge_model(row["model"])).mixtures:
+        return software
+    is_low = "MX" in row["precision"]
+    is_boxed = system in ("DGX-B200", "DGX-B300", "DGX-H100")
+    since = FUSED_SINCE_IN_BOXES if is_boxed and model == "DeepSeekV3" else FUSED_SINCE
+    is_new = _version(release) >= since and (release, model) != REGRESSED
+    if is_low and is_new and system != "DGX-H100" and not model.startswith("Nemotron"):
+        is_recorded = not (model == "GPT OSS 120B" and is_boxed)
+        return replace(
+            software, fused_experts=True, launches=0.0 if is_recorded else 1.0, syncs=not is_recorded,
+            low_attention=True, overlaps_expert=True,
+        )  # fmt: skip
+    is_plain = (model == "GPT OSS 120B" and not is_low) or (model == "Qwen3_235B_a22B" and is_boxed)
+    is_redone = model == "Nemotron_3_Nano" and "H100" in system
+    is_redone |= model == "Nemotron_3_Super" and system in ("DGX-GB200", "DGX-B200") and row["precision"] != "NVFP4"
+    return replace(
+        software, fused_dispatch=not is_plain, syncs="tokendrop" not in row["model"], redone_experts=is_redone,
+        launches=1.0 if system in ("DGX-B200", "DGX-H100") else 0.5,
+    )  # fmt: skip
+
+
 def bridge(row: Row) -> Iterable[Case]:
     """Read a row of Megatron-Bridge's performance summary."""
     tensor, pipeline, context = _degree(row["tp"]), _degree(row["pp"]), _degree(row["cp"])
     gpus, batch, sequence = float(row["gpus"]), float(row["global_batch"]), float(row["seq"])
     interleave = _degree(row["vp"])
+    if row["vp"].strip() == "n/a" and row["model"] == "LLAMA3_70B":
+        interleave = RECIPE_INTERLEAVE
     ways = ways_of(
         tensor=tensor, pipeline=pipeline, context=context, expert=_degree(row["ep"]),
         data=gpus / tensor / pipeline / context, interleave=interleave if pipeline > 1 else 1,
@@ -55,7 +102,7 @@ def bridge(row: Row) -> Iterable[Case]:
     )  # fmt: skip
     yield Case(
         table="bridge", card=row["system"].removeprefix("DGX-"),
-        software=replace(MEGATRON_CORE, adapters=row["task"].startswith("LoRA")),
+        software=bridge_software(row),
         model=public_model(bridge_model(row["model"])), ways=ways,
         seconds=batch * sequence / gpus / float(row["tokens_per_s_per_gpu"]), fitting=row["fitting"] == "1",
         label=f"{row['release'].split()[0]} {row['task'][:4]} {row['model']} {row['system']}×{row['gpus']} "
@@ -107,7 +154,11 @@ def long_sequence(row: Row) -> Iterable[Case]:
 
 
 def h100_weak_scaling(row: Row) -> Iterable[Case]:
-    """Read a row of Megatron-LM's weak scaling on H100: BF16, micro-batches of one, gradients overlapped."""
+    """Read a row of Megatron-LM's weak scaling on H100: BF16, everything overlapped, as its README says.
+
+    It leaves micro-batch and interleaving open. Pipelines overlap transfers only where they are interleaved, so parts
+    of one layer and micro-batches of one are taken; without a pipeline, one micro-batch.
+    """
     layers, width, sequence = float(row["layers"]), float(row["hidden"]), float(row["seq"])
     vocabulary, pipeline = float(row["vocab"]), float(row["pp"])
     model = gpt_shape(
@@ -116,6 +167,8 @@ def h100_weak_scaling(row: Row) -> Iterable[Case]:
     gpus, batch = float(row["gpus"]), float(row["global_batch"])
     ways = ways_of(
         tensor=float(row["tp"]), pipeline=pipeline, data=float(row["dp"]), batch=batch, sequence=sequence, sharding=1,
+        micro_batch=1 if pipeline > 1 else batch / float(row["dp"]), interleave=layers / pipeline if pipeline > 1 else 1,
+        schedule=INTERLEAVED if pipeline > 1 else ONE_F_ONE_B,
         sequence_parallel=1, precision=1,
     )  # fmt: skip
     flops = 72 * layers * width**2 * (1 + sequence / (6 * width) + vocabulary / (12 * layers * width))

@@ -19,7 +19,6 @@ import numpy as np
 
 import harness
 from supernode.hardware.collective_time import collective_seconds
-from supernode.hardware.transport import by_system
 
 FOLDER = Path(__file__).parent / "validation"
 FITTING_SHARE = 0.48
@@ -47,10 +46,14 @@ class Row:
     seconds: float
 
     @property
+    def what(self) -> str:
+        """What was run, on whatever version of the library."""
+        return f"{self.system}/{self.kind}/{self.cards}/{self.nbytes}"
+
+    @property
     def is_fitting(self) -> bool:
-        """Whether parameters may be fitted to it."""
-        what = f"{self.system}/{self.kind}/{self.cards}/{self.nbytes}"
-        return int.from_bytes(hashlib.sha256(what.encode()).digest()[:4], "big") / 2**32 < FITTING_SHARE
+        """Whether parameters may be fitted to it, if the shipped tables hold it."""
+        return int.from_bytes(hashlib.sha256(self.what.encode()).digest()[:4], "big") / 2**32 < FITTING_SHARE
 
     @property
     def is_scored(self) -> bool:
@@ -94,11 +97,15 @@ def _model(rows: Sequence[Row]) -> np.ndarray:
 
 
 def null_model(rows: Sequence[Row], *, fitted_to: Sequence[Row]) -> np.ndarray:
-    """Return seconds at the one bus bandwidth per system and collective that is least wrong in the middle."""
-    seen: dict[Any, list[float]] = defaultdict(list)
-    for row in fitted_to:
-        seen[row.system, row.kind].append(row.seconds / _wire_bytes(row))
-    return np.array([_wire_bytes(row) * float(np.median(seen[row.system, row.kind])) for row in rows])
+    """Return seconds at one bus bandwidth per system and collective, the one of least mean error on other rows."""
+    paces = {}
+    for what in {(row.system, row.kind) for row in rows}:
+        seen = [row for row in fitted_to if (row.system, row.kind) == what]
+        pace = np.sort([row.seconds / _wire_bytes(row) for row in seen])
+        # The mean of |pace × bytes ÷ seconds − 1| is least at the median weighted by bytes ÷ seconds.
+        weight = np.cumsum(1 / pace)
+        paces[what] = float(pace[np.searchsorted(weight, weight[-1] / 2)])
+    return np.array([_wire_bytes(row) * paces[row.system, row.kind] for row in rows])
 
 
 def _wire_bytes(row: Row) -> float:
@@ -123,37 +130,33 @@ def mean_error_pct(rows: Sequence[Row], predicted: Iterable[float]) -> float | N
     return round(100 * float(np.mean(errors)), 2) if errors else None
 
 
-def nccl_scores(file: Path = FOLDER / "nccl_aiconfigurator.csv") -> dict[str, Any]:
+def nccl_scores(table: str = "nccl_aiconfigurator", *, rows: Sequence[Row] | None = None) -> dict[str, Any]:
     """Return errors in percent on scored rows: fitted, unseen and null; over all, per kind, per system and kind.
 
     Args:
-        file: a table; rows of another one than the shipped count as unseen where the shipped split says so.
+        table: the shipped table whose fitting half the parameters come from.
+        rows: what to score instead of that table; a row is unseen unless the shipped fitting half holds it.
     """
-    rows = [row for row in read_rows(file) if row.is_scored]
-    shipped = [row for row in read_rows(FOLDER / file.name) if row.is_scored] if _is_shipped(file) else rows
-    fitting = [row for row in shipped if row.is_fitting]
-    kinds, systems = sorted({row.kind for row in rows}), sorted({row.system for row in rows})
-    score = lambda chosen: _score(chosen, fitting)  # noqa: E731
+    fitting = [row for row in read_rows(FOLDER / f"{table}.csv") if row.is_scored and row.is_fitting]
+    chosen = [row for row in (rows or read_rows(FOLDER / f"{table}.csv")) if row.is_scored]
+    groups: dict[str, dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
+    kinds: dict[str, list[Row]] = defaultdict(list)
+    for row in chosen:
+        groups[row.system][row.kind].append(row)
+        kinds[row.kind].append(row)
     return {
-        "all": score(rows),
-        "kinds": {kind: score([row for row in rows if row.kind == kind]) for kind in kinds},
+        "all": _score(chosen, fitting),
+        "kinds": {kind: _score(kinds[kind], fitting) for kind in sorted(kinds)},
         "systems": {
-            system: {
-                kind: score(chosen)
-                for kind in kinds
-                if (chosen := [row for row in rows if row.system == system and row.kind == kind])
-            }
-            for system in systems
+            system: {kind: _score(mine, fitting) for kind, mine in sorted(groups[system].items())}
+            for system in sorted(groups)
         },
     }
 
 
-def _is_shipped(file: Path) -> bool:
-    return (FOLDER / file.name).exists()
-
-
 def _score(rows: Sequence[Row], fitting: Sequence[Row]) -> dict[str, float | int | None]:
-    fitted, unseen = [row for row in rows if row.is_fitting], [row for row in rows if not row.is_fitting]
+    known = {row.what for row in fitting}
+    fitted, unseen = [row for row in rows if row.what in known], [row for row in rows if row.what not in known]
     return {
         "fitted_pct": mean_error_pct(fitted, predict(fitted)),
         "unseen_pct": mean_error_pct(unseen, predict(unseen)),
@@ -211,11 +214,17 @@ PRINTED = ("fitted_pct", "unseen_pct", "null_unseen_pct")
 
 def main() -> None:
     """Score and print."""
-    flags = harness.parser(__doc__).parse_args()
-    scores, vidur = nccl_scores(), nccl_scores(FOLDER / "nccl_vidur.csv")
+    parser = harness.parser(__doc__)
+    parser.add_argument("--table", type=Path, help="score the rows of this CSV file, too; columns as in validation/")
+    flags = parser.parse_args()
+    scores, vidur = nccl_scores(), nccl_scores("nccl_vidur")
     show(scores)
     harness.say("with the launch, partly across nodes:")
     show(vidur)
+    more = nccl_scores(rows=read_rows(flags.table)) if flags.table else None
+    if more:
+        harness.say(f"{flags.table}:")
+        show(more)
     above = [
         f"{system} {kind}"
         for system, kinds in scores["systems"].items()
@@ -227,12 +236,13 @@ def main() -> None:
         "nccl_unseen_mean_pct": scores["all"]["unseen_pct"],
         "nccl_fitted_mean_pct": scores["all"]["fitted_pct"],
         "nccl_null_mean_pct": scores["all"]["null_unseen_pct"],
+        "null_all_reduce_pct": scores["kinds"]["all_reduce"]["null_unseen_pct"],
         "astra_sim_all_reduce_pct": ASTRA_SIM_PCT,
         "above_10_pct": above,
         "scores": scores,
         "launch_included_and_across_nodes": vidur,
+        "table": more,
         "expert_exchange": expert_exchange(),
-        "transports": sorted({each.source for each in by_system().values()}),
         "machine": harness.machine("numpy"),
     }
     harness.finish(result, flags)

@@ -93,9 +93,8 @@ def _inside(form: str, size: Floats, group: Floats, by: Transport) -> Floats:
     rounds = 2.0 if form == "all_reduce" else 1.0
     ring = _path(by.ring, rounds * (group - 1), share, group, by, own=share)
     if form == "all_reduce" and by.in_switch is not None:
-        short = _fastest(by.ring.short, rounds * (group - 1), share, group, by.widths) + share / by.ring.copy
-        adds = np.where(share < by.in_switch.switch, short, _added(by.in_switch, share, group))
-        ring = np.where(_switch_wins(by.in_switch, by.ring, group), adds, ring)
+        wins = _switch_wins(by.in_switch, by.ring, group)
+        ring = np.where(wins, _added(by.in_switch, share, group, by), ring)
     return by.launch + ring
 
 
@@ -158,9 +157,18 @@ def _fill(fill: float, nbytes: Floats) -> Floats:
     return nbytes * fill / (nbytes + fill) if fill else nbytes * 0.0
 
 
-def _added(by: InSwitch, share: Floats, group: Floats) -> Floats:
+def _added(adder: InSwitch, share: Floats, group: Floats, by: Transport) -> Floats:
+    """Return the seconds of an all-reduce whose long messages are added in the switch, beyond the launch."""
+    import numpy as np
+
+    # As in `_path`: the ring's short bands up to the switch, and never faster beyond it than at it.
+    steps, last = 2 * (group - 1), np.full_like(share, adder.switch)
+    short, at_switch = (
+        _fastest(by.ring.short, steps, each, group, by.widths) + each / by.ring.copy for each in (share, last)
+    )
     nbytes = (group + 1) * share
-    return by.latency + (nbytes + _fill(by.fill, nbytes)) / by.bandwidth
+    adding = adder.latency + (nbytes + _fill(adder.fill, nbytes)) / adder.bandwidth
+    return np.where(share < adder.switch, short, np.maximum(adding, at_switch))
 
 
 def _switch_wins(by: InSwitch, ring: Path, group: Floats) -> NDArray[np.bool_]:

@@ -195,7 +195,9 @@ def _value(key: str, value: Any, where: str) -> Any:
     if key in _BARE:
         return tuple(value) if isinstance(value, list) else value
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:
-        raise SpecError(f"{where} is {value!r}", hint="write a number in SI units, not negative.")
+        raise SpecError(
+            f"{where} is {value!r}", hint="write a number in SI units, not negative; YAML wants 1.0e-6, not 1e-6."
+        )
     return value
 
 

@@ -32,7 +32,9 @@ HEAD = """\
 
 """
 SOURCE = "fitted to the fitting half of github.com/ai-dynamo/aiconfigurator @095f58a51 nccl_perf.parquet (Apache-2.0)"
-SOURCE_VIDUR = "fitted to the fitting half of github.com/microsoft/vidur @7d47513 (MIT); its medians scatter by tens of percent"
+SOURCE_VIDUR = (
+    "fitted to the fitting half of github.com/microsoft/vidur @7d47513 (MIT); its medians scatter by tens of percent"
+)
 
 
 def start(scale: float, *, systems: list[str], launch: float, long: float, copy_rate: float) -> dict[str, Any]:

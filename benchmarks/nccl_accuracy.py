@@ -174,6 +174,11 @@ def _ninetieth_pct(rows: Sequence[Row]) -> float | None:
     return round(100 * float(np.percentile(errors, 90)), 1)
 
 
+# An H800 has 8 of an H100's 18 NVLinks: 400 of 900 GB/s (NVIDIA's data sheets).
+EXPERT_SYSTEMS = {"V1 H800 normal": ("h100_sxm", 8 / 18), "V2 SM100": ("b200_sxm", 1.0)}
+"""DeepEP's name: a measured system, and the share of its links."""
+
+
 def expert_exchange() -> list[dict[str, Any]]:
     """Return published expert all-to-alls within a node beside the model's: bandwidth of a card towards others.
 
@@ -183,12 +188,12 @@ def expert_exchange() -> list[dict[str, Any]]:
     found = []
     with (FOLDER / "alltoall_ep.csv").open(newline="", encoding="utf-8") as lines:
         for entry in csv.DictReader(line for line in lines if not line.startswith("#")):
-            system = {"V1 H800 normal": "h100_sxm", "V2 SM100": "b200_sxm"}.get(entry["version"])
-            if system is None or entry["link"] != "NVLink":
+            if entry["version"] not in EXPERT_SYSTEMS or entry["link"] != "NVLink":
                 continue
+            system, links = EXPERT_SYSTEMS[entry["version"]]
             nbytes = int(entry["tokens_per_gpu"]) * int(entry["hidden"]) * 8 * (1 - (7 / 8) ** 8)
             seconds = float(collective_seconds("all_to_all", nbytes, 8, system=system))
-            ours = nbytes / seconds / 1e9
+            ours = links * nbytes / seconds / 1e9
             found.append(
                 {
                     "case": f"{entry['version']} {entry['sms']}".strip(),

@@ -34,12 +34,13 @@ class Prior(NamedTuple):
 PRIORS = {
     "products": Prior(0.75, 0.15, 0.3, 0.95),
     "products_low": Prior(0.65, 0.2, 0.3, 0.95),
+    "products_four": Prior(0.5, 0.3, 0.15, 0.95),
     "operands": Prior(1.0, 0.7, 0.05, 4.0),
     "scores": Prior(0.5, 0.4, 0.1, 0.9),
     "memory": Prior(0.75, 0.25, 0.2, 0.95),
     "launch": Prior(8e-6, 1.0, 5e-7, 1e-4),
     "tail": Prior(2e-6, 0.7, 1e-7, 2e-5),
-    "sync": Prior(2e-4, 1.5, 1e-5, 3e-3),
+    "sync": Prior(1e-4, 0.5, 1e-5, 3e-3),
     "inside": Prior(0.75, 0.2, 0.3, 0.98),
     "outside": Prior(0.85, 0.15, 0.3, 0.98),
     "contention": Prior(0.3, 0.7, 0.02, 1.0),
@@ -47,7 +48,7 @@ PRIORS = {
 }
 # Generations that are fitted together; of the parameters, these are each one's own.
 TOGETHER = (("A100",), ("H100",), ("Blackwell", "Blackwell Ultra"))
-OWN = ("products", "products_low", "scores")
+OWN = ("products", "products_low", "products_four", "scores")
 # Not fitted to: ZeRO-3 of 2021 and DeepSpeed's pipeline on Selene ran slower than the same cards with Megatron.
 LEFT_OUT = ("sc21_zero3", "mt_nlg")
 OUTLIER = 0.1

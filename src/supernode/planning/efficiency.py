@@ -26,9 +26,10 @@ class Efficiency:
 
     Attributes:
         products: part of the peak that very large 16-bit matrix products reach.
-        products_low: likewise of 8 bits or fewer.
+        products_low: likewise of 8 bits.
+        products_four: likewise of 4 bits.
         operands: how often a matrix product moves each operand between memory and card, over the ideal once.
-        scores: part of the 16-bit peak that the attention's core reaches.
+        scores: part of its peak rates, of products and exponentials one after the other, that attention's core reaches.
         memory: part of the memory bandwidth that memory-bound operations reach.
         launch: seconds in which the host launches one kernel.
         tail: seconds between the end of one kernel and the next one's full speed.
@@ -41,6 +42,7 @@ class Efficiency:
 
     products: float
     products_low: float
+    products_four: float
     operands: float
     scores: float
     memory: float
@@ -60,6 +62,7 @@ class CardModel:
     Attributes:
         generation: name of the parameters' set.
         peaks: dense FLOP/s by precision, in the order of `PRECISIONS`.
+        exponentials: per second, of the special-function units.
         memory_bandwidth: bytes/s.
         memory: bytes.
         wires: links and network cards.
@@ -68,6 +71,7 @@ class CardModel:
 
     generation: str
     peaks: tuple[float, ...]
+    exponentials: float
     memory_bandwidth: float
     memory: float
     wires: Wires
@@ -76,8 +80,9 @@ class CardModel:
     def product_rate(self, precision: Numbers) -> Numbers:
         """Return FLOP/s of very large matrix products."""
         index = precision.astype(int)
-        low = np.where(precision > 1, self.fitted.products_low, self.fitted.products)
-        rate: Numbers = np.asarray(self.peaks)[index] * low
+        fitted = self.fitted
+        part = (fitted.products, fitted.products, fitted.products_low, fitted.products_low, fitted.products_four)
+        rate: Numbers = (np.asarray(self.peaks) * np.asarray(part))[index]
         return rate
 
     @property
@@ -132,6 +137,7 @@ def card_model(name: str) -> CardModel:
     return CardModel(
         generation=entry["generation"],
         peaks=(half, half, low, low, entry["nvfp4"] * 1e12),
+        exponentials=entry["exponentials"] * 1e12,
         memory_bandwidth=entry["memory_bandwidth"] * 1e9,
         memory=entry["memory_GB"] * 1e9,
         wires=Wires(node_cards=entry["node_cards"], inside=entry["inside"] * 1e9, outside=entry["outside"] * 1e9),

@@ -76,7 +76,8 @@ def pass_times(
     linear = demand.products / card.product_rate(ways.precision)
     linear = linear + fitted.operands * demand.operands * np.asarray(OPERAND_BYTES)[index] / bandwidth
     cast = demand.inputs * np.asarray(CAST_BYTES)[index]
-    core = demand.scores / (card.peaks[1] * fitted.scores * software.attention)
+    core = demand.scores / card.peaks[1] + demand.exponentials / card.exponentials
+    core = core / (fitted.scores * software.attention)
     core = core / np.where((index > 1) & software.low_attention, LOW_ATTENTION, 1.0)
     scored = demand.score_traffic / (bandwidth * fitted.memory)
     moved = (demand.traffic + cast) / (bandwidth * fitted.memory)

@@ -36,6 +36,7 @@ class ModelShape:
     Attributes:
         width: of the residual stream.
         vocabulary: rows of the embedding, padding included.
+        streams: copies of the residual stream (hyper-connections).
         tied: 1 if embedding and head are one matrix.
         positions: learned positions; 0 for none.
         outputs: times the head runs for each token: 1, and 1 more for each token predicted further ahead.
@@ -67,6 +68,7 @@ class ModelShape:
 
     width: Numbers
     vocabulary: Numbers
+    streams: Numbers = field(default_factory=_one)
     tied: Numbers = field(default_factory=_zero)
     positions: Numbers = field(default_factory=_zero)
     outputs: Numbers = field(default_factory=_one)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -11,9 +11,17 @@ from supernode.planning.strategy import Software, Strategies
 
 ELEMENT = 2
 """Bytes of an activation or a weight at work."""
+# Router, dispatch, combine, shared experts, norm and residual.
+MIXTURE_KERNELS = 60.0
+# Flash kernels work on blocks of so many keys; a window that ends inside a block takes the whole block.
+SCORE_BLOCK = 128.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+def _zero() -> Numbers:
+    return np.zeros(())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Demand:
     """What a forward takes on one card; the backward takes twice the products and their traffic.
 
@@ -24,6 +32,7 @@ class Demand:
         scores: FLOPs of the attention's core.
         traffic: bytes of everything that memory binds.
         kernels: launches.
+        exponentials: of the attention's core, one for each pair of query and key that see each other.
         syncs: times that the card waits for the host.
         redone: computed again in the backward, whatever the strategy says.
         score_traffic: bytes of unfused attention scores, part of what selective recomputation repeats.
@@ -34,8 +43,9 @@ class Demand:
     inputs: Numbers
     scores: Numbers
     traffic: Numbers
-    kernels: float
+    kernels: Numbers | float
     score_traffic: Numbers
+    exponentials: Numbers = field(default_factory=_zero)
     syncs: float = 0.0
     redone: bool = False
 
@@ -55,7 +65,7 @@ def _sum(*products: tuple[Numbers, ...]) -> tuple[Numbers, ...]:
 
 def _residual_traffic(model: ModelShape, ways: Strategies, software: Software) -> Numbers:
     """Return bytes of a norm and a residual sum around a sublayer; with sequence parallelism each card has a part."""
-    elements = ways.tokens * model.width / np.where(ways.sequence_parallel > 0, ways.tensor, 1)
+    elements = model.streams * ways.tokens * model.width / np.where(ways.sequence_parallel > 0, ways.tensor, 1)
     # Fused: read and write for the norm, two reads and a write for bias, dropout and sum together. Unfused: each alone.
     passes = 5.0 if software.fused else 8.0
     return elements * (passes * ELEMENT + (1 if software.dropout else 0))
@@ -76,28 +86,30 @@ def attention_demand(model: ModelShape, ways: Strategies, software: Software) ->
     is_latent = model.key_value_rank > 0
     into = tuple(np.where(is_latent, a, b) for a, b in zip(latent, plain, strict=True))
     products, operands, inputs = _sum(into, _product(tokens, model.width, outputs))
-    scores, score_traffic = _core(model, ways, software)
+    scores, exponentials, score_traffic = _core(model, ways, software)
     moved = tokens * (2 * queries + 2 * np.where(is_latent, 2 * queries, pairs)) * ELEMENT
     traffic = moved * (1.0 if software.fused else 2.0) + _residual_traffic(model, ways, software)
     return Demand(
         products=products, operands=operands, inputs=inputs, scores=scores, traffic=traffic,
-        kernels=24.0 if software.flash else 30.0, score_traffic=score_traffic,
+        kernels=24.0 if software.flash else 30.0, score_traffic=score_traffic, exponentials=exponentials,
     )  # fmt: skip
 
 
-def _core(model: ModelShape, ways: Strategies, software: Software) -> tuple[Numbers, Numbers]:
-    """Return FLOPs of the two products over the scores, and bytes of scores that are written."""
+def _core(model: ModelShape, ways: Strategies, software: Software) -> tuple[Numbers, Numbers, Numbers]:
+    """Return FLOPs of the two products over the scores, exponentials (of fused ones), and bytes of written scores."""
     heads = model.heads / ways.tensor
     widths = model.head_width + model.values
     sequence = ways.sequence
     if not software.flash:
         # Eleven bytes a score: written, read and written by the softmax, dropped (a byte of mask), read again.
         per_score = 11.0 if software.dropout else 8.0
-        return 2 * ways.tokens * sequence * heads * widths, per_score * ways.tokens * sequence * heads
+        pairs = ways.tokens * sequence * heads
+        return 2 * pairs * widths, np.zeros(()), per_score * pairs
     seen = np.where(model.causal > 0, sequence / 2, sequence)
-    near = np.where(model.window > 0, np.minimum(model.window, seen), seen)
+    near = np.where(model.window > 0, np.minimum(model.window + SCORE_BLOCK, seen), seen)
     share = model.windowed / np.maximum(model.attentions, 1)
-    return 2 * ways.tokens * (share * near + (1 - share) * seen) * heads * widths, np.zeros(())
+    pairs = ways.tokens * (share * near + (1 - share) * seen) * heads
+    return 2 * pairs * widths, pairs, np.zeros(())
 
 
 def mlp_demand(model: ModelShape, ways: Strategies, software: Software) -> Demand:
@@ -134,17 +146,20 @@ def mixture_demand(model: ModelShape, ways: Strategies, software: Software) -> D
         _product(own, latent, model.width), _product(own, model.width, latent),
     )  # fmt: skip
     products, operands, inputs = _sum(experts, around)
-    # Each visit is read and written where it is sent, where it arrives, where it is sent back, and where it is weighed;
-    # without a fused dispatcher it is permuted before and after, too.
-    passes = 6 if software.fused_dispatch else 12
+    # Each visit is read and written where it is sent and where it comes back to be weighed; without a fused dispatcher
+    # it is permuted before and after, too.
+    passes = 4 if software.fused_dispatch else 8
     permuted = visits / ways.expert_tensor * routed_width * passes * ELEMENT
     hidden_passes = 1.0 if software.fused_experts else 2 + model.gated
     active = (visits * hidden * hidden_passes + tokens * shared * (2 + model.gated)) * ELEMENT
     router = own * (model.experts * 16 + model.width * ELEMENT)
     none = np.zeros(())
+    # Grouped products launch one kernel for each local expert and product, and casts of their own below 16 bits.
+    each = 0.0 if software.fused_experts else np.where(ways.precision > 1, 10.0, 4.0)
     return Demand(
         products=products, operands=operands, inputs=around[2] if software.fused_experts else inputs, scores=none,
-        traffic=permuted + active + router + _residual_traffic(model, ways, software), kernels=90.0,
+        traffic=permuted + active + router + _residual_traffic(model, ways, software),
+        kernels=MIXTURE_KERNELS + each * local,
         score_traffic=none, syncs=1.0 if software.syncs else 0.0, redone=software.redone_experts,
     )  # fmt: skip
 

@@ -82,7 +82,7 @@ def bridge_software(row: Row) -> Software:
     is_redone |= model == "Nemotron_3_Super" and system in ("DGX-GB200", "DGX-B200") and row["precision"] != "NVFP4"
     return replace(
         software, fused_dispatch=not is_plain, syncs="tokendrop" not in row["model"], redone_experts=is_redone,
-        launches=1.0 if system in ("DGX-B200", "DGX-H100") else 0.5,
+        launches=0.0 if "tokendrop" in row["model"] else 1.0 if system in ("DGX-B200", "DGX-H100") else 0.5,
     )  # fmt: skip
 
 

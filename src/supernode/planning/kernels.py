@@ -86,8 +86,10 @@ def pass_times(
     inner = core * (FLASH_BACKWARD if software.flash else 2.0) + 1.75 * scored
     backward = (1 if software.adapters else 2) * linear + inner + 2 * moved + 1.4 * tails
     full = ((ways.recompute == FULL) | demand.redone) & again
-    selective = (ways.recompute == SELECTIVE) & again & (not software.flash)
-    redone = np.where(full, forward, np.where(selective, core + scored, 0))
+    selective = (ways.recompute == SELECTIVE) & again
+    light = software.selective * linear + (software.selective > 0) * moved if software.flash else core + scored
+    again_full = forward - demand.last * linear if software.early_stop else forward
+    redone = np.where(full, again_full, np.where(selective, light, 0))
     host = demand.kernels * fitted.launch * software.launches
     return PassTimes(
         forward=_longer(forward, np.asarray(host)), backward=_longer(backward + redone, host * (1.4 + full)),

@@ -121,6 +121,9 @@ class Software:
         syncs: the host must learn how many tokens each expert got before it can go on.
         fused_dispatch: tokens are permuted while they are sent (DeepEP, HybridEP), not in passes of their own.
         fused_experts: experts' products, activation and casts are one kernel.
+        early_stop: recomputing a layer stops before its last product, whose result nothing needs (PyTorch's checkpoint).
+        selective: part of the products that selective recomputation repeats, with all that memory binds, where attention
+            is flash; torchtitan keeps every second product.
         attention: rate of its flash kernel over the best one for the card.
         low_attention: the attention's core is computed in 8 bits where products are.
         redone_experts: mixtures are computed again in the backward.
@@ -140,6 +143,8 @@ class Software:
     syncs: bool = True
     fused_dispatch: bool = True
     fused_experts: bool = False
+    early_stop: bool = False
+    selective: float = 0.0
     attention: float = 1.0
     low_attention: bool = False
     redone_experts: bool = False

@@ -35,6 +35,7 @@ class Demand:
         exponentials: of the attention's core, one for each pair of query and key that see each other.
         syncs: times that the card waits for the host.
         redone: computed again in the backward, whatever the strategy says.
+        last: part of the products that is the layer's last one.
         score_traffic: bytes of unfused attention scores, part of what selective recomputation repeats.
     """
 
@@ -48,6 +49,7 @@ class Demand:
     exponentials: Numbers = field(default_factory=_zero)
     syncs: float = 0.0
     redone: bool = False
+    last: Numbers = field(default_factory=_zero)
 
 
 def _product(rows: Numbers, columns: Numbers, depth: Numbers, count: Numbers | float = 1.0) -> tuple[Numbers, ...]:
@@ -123,7 +125,7 @@ def mlp_demand(model: ModelShape, ways: Strategies, software: Software) -> Deman
     none = np.zeros(())
     return Demand(
         products=products, operands=operands, inputs=inputs, scores=none, traffic=traffic, kernels=16.0,
-        score_traffic=none,
+        score_traffic=none, last=1 / (2 + model.gated),
     )  # fmt: skip
 
 

@@ -195,7 +195,7 @@ def test_a_python_mapping_with_foreign_values_is_refused() -> None:
 def test_values_survive_the_codec() -> None:
     job = JobSpec(model=DecoderShape(vocabulary=256))
     plan = Plan(job=job, layout=Layout(), machine="m", cards=(0, 1), micro_batch=1, micro_batches=2, stages=())
-    state = RunState(plan=plan, losses={1: 5.5}, repeats=((1, True),))
+    state = RunState(plan=plan, losses={1: 5.5}, repeats=[(1, True)])
 
     assert from_json(Plan, to_json(plan)) == plan
     assert from_json(RunState, to_json(state)) == state

@@ -84,7 +84,7 @@ def test_losses_come_back_identical_or_not_and_both_are_counted() -> None:
         step(1, loss=5.0, incarnation=2), step(2, loss=4.5, incarnation=2), step(3, loss=nan, incarnation=2),
     )  # fmt: skip
 
-    assert state.repeats == ((1, True), (2, False), (3, True))
+    assert state.repeats == [(1, True), (2, False), (3, True)]
     assert state.losses[2] == 4.5
     assert (state.spent_seconds, state.repeat_seconds) == (12.0, 6.0)
 
@@ -106,6 +106,17 @@ def test_incidents_bear_the_seconds_since_the_start() -> None:
     state = state_after(step(1), RankLost(rank=1, incarnation=1, reason="killed"))
 
     assert [(incident.time, incident.what) for incident in state.incidents] == [(0.0, "started"), (2.0, "rank 1 lost")]
+
+
+def test_what_grows_with_every_step_is_not_copied_for_the_next_state() -> None:
+    state = state_after(step(1), Evaluated(step=1, loss=4.5, seconds=0.5), step(1))
+
+    later = advance(advance(state, step(1), 200.0), Evaluated(step=2, loss=4.0, seconds=0.5), 201.0)
+
+    assert later.losses is state.losses
+    assert later.held_out is state.held_out
+    assert later.repeats is state.repeats
+    assert (len(later.repeats), later.held_out) == (2, {1: 4.5, 2: 4.0})
 
 
 def test_an_end_is_kept_with_its_remedy_until_the_run_is_taken_up_again() -> None:

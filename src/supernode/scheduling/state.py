@@ -52,7 +52,7 @@ def advance(state: RunState | None, event: Event, time: float) -> RunState:
         if changes["ready"] == state.plan.ranks:
             changes["launch_seconds"] = state.launch_seconds + changes["ready_seconds"]
     elif isinstance(event, Evaluated):
-        changes["held_out"] = {**state.held_out, event.step: event.loss}
+        cast(dict[int, float], state.held_out)[event.step] = event.loss  # Shared, as losses are.
         changes["evaluate_seconds"] = state.evaluate_seconds + event.seconds
     elif isinstance(event, Saved):
         kept = [entry for entry in state.checkpoints if entry[1] != event.checkpoint]
@@ -105,12 +105,13 @@ def _started(state: RunState | None, event: Started, time: float) -> RunState:
 
 
 def _stepped(state: RunState, event: StepDone, time: float) -> RunState:
-    repeats = state.repeats
-    if event.step in state.losses:
-        before = state.losses[event.step]
-        repeats = (*repeats, (event.step, before == event.loss or (math.isnan(before) and math.isnan(event.loss))))
-    # These two maps are the fold's own: later states share and extend them, else a long run would copy them every step.
+    # These are the fold's own: later states share and extend them, else a long run would copy them every step.
     losses, seconds = cast(dict[int, float], state.losses), cast(dict[int, float], state.step_seconds)
+    is_repeat = event.step in losses
+    if is_repeat:
+        before = losses[event.step]
+        same = before == event.loss or (math.isnan(before) and math.isnan(event.loss))
+        cast(list[tuple[int, bool]], state.repeats).append((event.step, same))
     losses[event.step], seconds[event.step] = event.loss, event.seconds
     weight = SMOOTHING if state.parts else 1.0
     parts = {
@@ -121,8 +122,8 @@ def _stepped(state: RunState, event: StepDone, time: float) -> RunState:
     step = event.step if event.incarnation == state.incarnation else state.step
     return replace(
         state, step=step, losses=losses, step_seconds=seconds, parts=parts, rate=event.rate, norm=event.norm,
-        repeats=repeats, updated=time, spent_seconds=state.spent_seconds + event.seconds,
-        repeat_seconds=state.repeat_seconds + (event.seconds if len(repeats) > len(state.repeats) else 0.0),
+        updated=time, spent_seconds=state.spent_seconds + event.seconds,
+        repeat_seconds=state.repeat_seconds + (event.seconds if is_repeat else 0.0),
         drilled=state.drilled or (drill.kill_step > 0 and event.step == drill.kill_step),
     )  # fmt: skip
 

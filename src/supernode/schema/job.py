@@ -299,8 +299,6 @@ class JobSpec:
             host, _, port = self.rendezvous.rpartition(":")
             if not host or not port.isdigit() or not 1 <= int(port) <= 65_535:
                 raise SpecError(f"`rendezvous` is {self.rendezvous!r}", hint="write `host:port`, or leave it out.")
-        if self.module and not self.data.dataset and self.data.tokenizer == "":
-            raise SpecError("`data.tokenizer` is empty", hint="write `bytes` or `bpe:N`.")
 
     @property
     def module(self) -> str:

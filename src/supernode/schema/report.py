@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,7 +52,7 @@ class RunState:
     parts: Mapping[str, float] = field(default_factory=dict)
     rate: float = 0.0
     norm: float = 0.0
-    repeats: tuple[tuple[int, bool], ...] = ()
+    repeats: Sequence[tuple[int, bool]] = field(default_factory=list)
     failures: int = 0
     stopping: bool = False
     drilled: bool = False

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import harness
-
 from supernode.validation.cases import load_cases
 from supernode.validation.memory import score_memory
 from supernode.validation.score import TableScore, score_tables

@@ -1,4 +1,4 @@
-"""How much of its data sheet does a card deliver? The few fitted numbers of each generation, read from `efficiency.yaml`."""
+"""How much of its data sheet does a card deliver? The few fitted numbers of each generation, from `efficiency.yaml`."""
 
 from __future__ import annotations
 
@@ -88,9 +88,7 @@ class CardModel:
     @property
     def tuned_wires(self) -> Wires:
         """The wires at the bandwidth that collectives reach."""
-        return replace(
-            self.wires, inside_efficiency=self.fitted.inside, outside_efficiency=self.fitted.outside
-        )
+        return replace(self.wires, inside_efficiency=self.fitted.inside, outside_efficiency=self.fitted.outside)
 
 
 @cache
@@ -106,7 +104,8 @@ def load_efficiency(file: Path = FILE) -> Mapping[str, Efficiency]:
     for name, numbers in content["generations"].items():
         if set(numbers) != known:
             raise SpecError(
-                f"generation {name} in {file.name} has {sorted(numbers)}", hint=f"give each of {sorted(known)}, no more."
+                f"generation {name} in {file.name} has {sorted(numbers)}",
+                hint=f"give each of {sorted(known)}, no more.",
             )
         made[name] = Efficiency(**numbers)
     return made

@@ -17,7 +17,7 @@ FLASH_BACKWARD = 2.5
 LOW_ATTENTION = 1.4
 # Bytes of an operand of a matrix product, by precision.
 OPERAND_BYTES = (2.0, 2.0, 1.0, 1.0, 0.5)
-# Casting an activation, for the forward and the weights' gradient alike: tensor scaling reads it twice and writes a byte;
+# Casting an activation, forward and for the weights' gradient alike: tensor scaling reads it twice and writes a byte;
 # blocks of 32 are scaled along rows and columns; four bits add a Hadamard transform and stochastic rounding.
 CAST_BYTES = (0.0, 0.0, 5.0, 6.0, 9.0)
 

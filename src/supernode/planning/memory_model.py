@@ -71,7 +71,7 @@ def memory_parts(model: ModelShape, ways: Strategies, software: Software) -> Mem
 
 
 def card_parameters(model: ModelShape, ways: Strategies) -> tuple[Numbers, Numbers]:
-    """Return the parameters of the first pipeline rank's card before any sharding: all but routed experts, and these."""
+    """Return the parameters on a card of the first pipeline rank before sharding: all but routed experts, and these."""
     layers = np.maximum(model.layers, 1)
     share = np.minimum(np.ceil(layers / (ways.pipeline * ways.interleave)) * ways.interleave / layers, 1)
     ends = model.vocabulary * model.width * np.where((ways.pipeline > 1) | (model.tied > 0), 1, 2)
@@ -95,9 +95,7 @@ def _activations(model: ModelShape, ways: Strategies, software: Software) -> tup
     kept = whole / spread + own / ways.tensor
     layer = kept + scores / ways.tensor
     inputs = ELEMENT * model.width * model.layers
-    per_token = np.where(
-        ways.recompute == FULL, inputs, np.where(ways.recompute == NO_RECOMPUTE, layer, kept)
-    )
+    per_token = np.where(ways.recompute == FULL, inputs, np.where(ways.recompute == NO_RECOMPUTE, layer, kept))
     tokens = ways.tokens / ways.pipeline  # a rank holds 1 / pipeline of the layers ...
     flying = tokens * per_token * _in_flight(ways)  # ... of so many micro-batches
     return flying, ways.tokens * layer / np.maximum(model.layers, 1)
@@ -116,7 +114,11 @@ def _token_bytes(model: ModelShape, ways: Strategies, software: Software) -> tup
     mamba = 6 * model.mamba_heads * model.mamba_width * ELEMENT
     own = model.attentions * attention + model.mlps * mlp + model.mixtures * mixture + model.mambas * mamba
     # Softmax, the mask of its dropout, and what is left of it.
-    scores = 0 if software.flash else model.attentions * model.heads * ways.sequence * (2 * ELEMENT * mask + mask + ELEMENT * (1 - mask))
+    scores = (
+        0
+        if software.flash
+        else model.attentions * model.heads * ways.sequence * (2 * ELEMENT * mask + mask + ELEMENT * (1 - mask))
+    )
     return whole, own, np.asarray(scores, dtype=np.float64)
 
 

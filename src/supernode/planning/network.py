@@ -79,4 +79,4 @@ def send_time(wires: Wires, nbytes: Numbers, *, stride: Numbers) -> Numbers:
     inside = stride < wires.node_cards
     within = nbytes / (wires.inside * wires.inside_efficiency) + wires.inside_latency
     across = nbytes / (wires.outside * wires.outside_efficiency) + wires.outside_latency
-    return np.where(inside, within, across)
+    return np.asarray(np.where(inside, within, across))

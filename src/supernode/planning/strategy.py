@@ -115,15 +115,18 @@ class Software:
         overlaps_pipeline: activations travel between stages while others are computed.
         overlaps_expert: tokens travel to experts and back while another micro-batch is computed.
         gradient_bytes: of one gradient on its way.
+        rails: part of a node's network cards that gathering sharded weights uses.
+        accumulate_bytes: read and written for each weight to add a micro-batch's gradient to the sum;
+            0 where the product that makes it adds it, behind its arithmetic.
         adapters: only low-rank adapters are trained, so that weights have no gradients.
         update_bytes: that the optimizer reads and writes for each weight it owns.
         launches: part of the launches that the host makes one by one; the rest are in recorded graphs.
         syncs: the host must learn how many tokens each expert got before it can go on.
         fused_dispatch: tokens are permuted while they are sent (DeepEP, HybridEP), not in passes of their own.
         fused_experts: experts' products, activation and casts are one kernel.
-        early_stop: recomputing a layer stops before its last product, whose result nothing needs (PyTorch's checkpoint).
-        selective: part of the products that selective recomputation repeats, with all that memory binds, where attention
-            is flash; torchtitan keeps every second product.
+        early_stop: recomputing a layer stops before its last product, whose result nothing needs, as in PyTorch.
+        selective: part of the products that selective recomputation repeats, with all that memory binds, where
+            attention is flash; torchtitan keeps every second product.
         attention: rate of its flash kernel over the best one for the card.
         low_attention: the attention's core is computed in 8 bits where products are.
         redone_experts: mixtures are computed again in the backward.
@@ -137,6 +140,8 @@ class Software:
     overlaps_pipeline: bool = True
     overlaps_expert: bool = False
     gradient_bytes: int = 4
+    rails: float = 1.0
+    accumulate_bytes: float = 0.0
     adapters: bool = False
     update_bytes: float = 34.0
     launches: float = 1.0

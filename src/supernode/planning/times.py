@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from supernode.planning.efficiency import CardModel
 from supernode.planning.kernels import PassTimes, pass_times
+from supernode.planning.memory_model import card_parameters, expert_copies
 from supernode.planning.network import exchange_time, gather_time, members_inside, send_time
 from supernode.planning.shape import ModelShape, Numbers
 from supernode.planning.strategy import FULL, GPIPE, ZERO_BUBBLE, Software, Strategies
@@ -98,14 +99,16 @@ def step_parts(model: ModelShape, ways: Strategies, card: CardModel, software: S
     weight = (slow - in_ends) / np.maximum(body, 1e-12)
     whole = body + ends[0] + ends[1]
     return StepParts(
-        compute=many * (weight * stage.body.gpu + in_ends),
+        compute=many * (weight * stage.body.gpu + in_ends + _accumulation(model, ways, card, software)),
         launch=many * weight * (stage.body.total - stage.body.gpu),
         tensor=many * weight * stage.tensor,
         context=many * weight * stage.context,
         expert=many * weight * stage.expert,
         bubble=_bubble(ways, whole=whole, slow=slow),
         transfer=_transfers(model, ways, card, software),
-        data=_data(model, ways, card, software, forward=weight * stage.body.forward, backward=weight * stage.body.backward),
+        data=_data(
+            model, ways, card, software, forward=weight * stage.body.forward, backward=weight * stage.body.backward
+        ),
         optimizer=np.zeros(()) if software.adapters else _update(model, ways, card, software),
         step=np.asarray(card.fitted.step),
     )
@@ -207,12 +210,10 @@ def _data(
     model: ModelShape, ways: Strategies, card: CardModel, software: Software, *, forward: Numbers, backward: Numbers
 ) -> Numbers:
     """Return the waiting for gradients and sharded weights that computing does not hide."""
-    body = (model.body_parameters / ways.pipeline + model.vocabulary * model.width) / ways.tensor
-    routed = model.routed_parameters / (ways.pipeline * ways.expert * ways.expert_tensor)
+    body, routed = card_parameters(model, ways)
     dense = {"cards": ways.data * ways.context, "stride": ways.tensor}
-    spread = ways.tensor * ways.context * ways.data / (ways.expert * ways.expert_tensor)
-    experts = {"cards": np.maximum(spread, 1), "stride": ways.expert * ways.expert_tensor}
-    wires = card.tuned_wires
+    experts = {"cards": expert_copies(ways), "stride": ways.expert * ways.expert_tensor}
+    wires = replace(card.tuned_wires, outside=card.wires.outside * software.rails)
 
     def both(element: float) -> Numbers:
         return gather_time(wires, body * element, **dense) + gather_time(wires, routed * element, **experts)
@@ -236,11 +237,16 @@ def _data(
     return np.where(is_sharded, ways.micro_batches * each, once)
 
 
+def _accumulation(model: ModelShape, ways: Strategies, card: CardModel, software: Software) -> Numbers:
+    """Return the time of adding one micro-batch's gradients to the sum; FSDP adds only shards, which costs nothing."""
+    dense, experts = card_parameters(model, ways)
+    kept = np.where((ways.sharding == 3) | software.adapters, 0.0, dense + experts)
+    return kept * software.accumulate_bytes / (card.memory_bandwidth * card.fitted.memory)
+
+
 def _update(model: ModelShape, ways: Strategies, card: CardModel, software: Software) -> Numbers:
     """Return the time of the optimizer, which memory binds."""
-    body = (model.body_parameters / ways.pipeline + model.vocabulary * model.width) / ways.tensor
-    routed = model.routed_parameters / (ways.pipeline * ways.expert * ways.expert_tensor)
-    spread = np.maximum(ways.tensor * ways.context * ways.data / (ways.expert * ways.expert_tensor), 1)
+    body, routed = card_parameters(model, ways)
     whole = ways.sharding == 0
-    mine = body / np.where(whole, 1, ways.data * ways.context) + routed / np.where(whole, 1, spread)
+    mine = body / np.where(whole, 1, ways.data * ways.context) + routed / np.where(whole, 1, expert_copies(ways))
     return mine * software.update_bytes / (card.memory_bandwidth * card.fitted.memory)

@@ -167,7 +167,8 @@ def h100_weak_scaling(row: Row) -> Iterable[Case]:
     gpus, batch = float(row["gpus"]), float(row["global_batch"])
     ways = ways_of(
         tensor=float(row["tp"]), pipeline=pipeline, data=float(row["dp"]), batch=batch, sequence=sequence, sharding=1,
-        micro_batch=1 if pipeline > 1 else batch / float(row["dp"]), interleave=layers / pipeline if pipeline > 1 else 1,
+        micro_batch=1 if pipeline > 1 else batch / float(row["dp"]),
+        interleave=layers / pipeline if pipeline > 1 else 1,
         schedule=INTERLEAVED if pipeline > 1 else ONE_F_ONE_B,
         sequence_parallel=1, precision=1,
     )  # fmt: skip

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from supernode.planning.efficiency import precision_index
 from supernode.planning.presets import public_model
-from supernode.planning.shape import ModelShape, gpt_shape
+from supernode.planning.shape import gpt_shape
 from supernode.planning.strategy import FULL, INTERLEAVED, NO_RECOMPUTE, ONE_F_ONE_B, SELECTIVE, Software
 from supernode.validation.case import Case, ways_of
 from supernode.validation.tables import Row
@@ -57,7 +57,8 @@ def mosaicml(row: Row) -> Iterable[Case]:
     )  # fmt: skip
     yield Case(
         table="mosaicml", card=FOUNDRY_CARDS[row["gpu"]],
-        software=replace(FOUNDRY, attention=AMPERE_KERNEL if row["gpu"].startswith("h100") else 1.0), model=model, ways=ways,
+        software=replace(FOUNDRY, attention=AMPERE_KERNEL if row["gpu"].startswith("h100") else 1.0),
+        model=model, ways=ways,
         seconds=batch * sequence / gpus / float(row["tokens_per_s_per_gpu"]), fitting=row["fitting"] == "1",
         label=f"{row['gpu']}×{row['gpus']} {row['model']} s{row['seq']} m{row['micro_batch']} {row['precision']} "
               f"{'full' if row['act_ckpt'] == 'True' else ''}",

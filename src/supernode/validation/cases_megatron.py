@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from supernode.planning.shape import ModelShape, gpt_shape
 from supernode.planning.strategy import FULL, INTERLEAVED, ONE_F_ONE_B, SELECTIVE, Software
@@ -11,8 +12,15 @@ from supernode.validation.tables import Row
 
 # Megatron-LM of 2021 and Megatron-DeepSpeed: fused softmax over written scores, dropout, gradients after the backward.
 MEGATRON_2021 = Software(
-    flash=False, dropout=True, overlaps_data=False, overlaps_pipeline=False, gradient_bytes=2, update_bytes=60
-)
+    flash=False, dropout=True, overlaps_data=False, overlaps_pipeline=False, gradient_bytes=2, update_bytes=60,
+    accumulate_bytes=6,
+)  # fmt: skip
+# Megatron-LM of 2022: weights' gradients are summed by the product that makes them.
+MEGATRON_2022 = replace(MEGATRON_2021, accumulate_bytes=0)
+# DeepSpeed's ZeRO-3 of 2021 prefetches weights, but gathers them tensor by tensor, which a single network card carries.
+ZERO3_2021 = replace(MEGATRON_2021, overlaps_data=True, rails=1 / 8)
+# DeepSpeed's bfloat16 engine adds each micro-batch's gradients to sums in float32, in passes of their own.
+DEEPSPEED_BF16 = replace(MEGATRON_2021, gradient_bytes=4, accumulate_bytes=12)
 
 
 def _vtrain(row: Row, table: str, card: str, recompute: int) -> Case:
@@ -64,7 +72,7 @@ def korthikanti(row: Row) -> Iterable[Case]:
             schedule=INTERLEAVED if float(row["interleave"]) > 1 else ONE_F_ONE_B,
         )  # fmt: skip
         yield Case(
-            table="korthikanti", card="A100-80", software=MEGATRON_2021, model=_gpt(row), ways=ways,
+            table="korthikanti", card="A100-80", software=MEGATRON_2022, model=_gpt(row), ways=ways,
             seconds=float(row[column]), fitting=row["fitting"] == "1", label=f"{row['model']} {column}",
         )  # fmt: skip
 
@@ -112,8 +120,9 @@ def sc21_table2(row: Row) -> Iterable[Case]:
     )  # fmt: skip
     seconds = batch * 2048 * megatron_flops(model, 2048) / (float(row["tflops_per_gpu"]) * 1e12 * gpus)
     yield Case(
-        table="sc21_zero3" if is_zero else "sc21", card="A100-80", software=MEGATRON_2021, model=model, ways=ways,
-        seconds=seconds, fitting=row["fitting"] == "1", label=f"table 2, {row['scheme']} {row['params_B']}B {gpus:.0f}",
+        table="sc21_zero3" if is_zero else "sc21", card="A100-80", software=ZERO3_2021 if is_zero else MEGATRON_2021,
+        model=model, ways=ways, seconds=seconds, fitting=row["fitting"] == "1",
+        label=f"table 2, {row['scheme']} {row['params_B']}B {gpus:.0f}",
     )  # fmt: skip
 
 
@@ -121,10 +130,10 @@ def mt_nlg(row: Row) -> Iterable[Case]:
     """Read a row of the Megatron-Turing paper: DeepSpeed's 1F1B, micro-batches of one."""
     ways = ways_of(
         tensor=float(row["tp"]), pipeline=float(row["pp"]), data=float(row["dp"]), micro_batch=1,
-        batch=float(row["global_batch"]), sequence=float(row["seq"]), recompute=FULL, precision=0,
+        batch=float(row["global_batch"]), sequence=float(row["seq"]), recompute=FULL, precision=1,
     )  # fmt: skip
     yield Case(
-        table="mt_nlg", card="A100-80", software=MEGATRON_2021, model=_gpt(row), ways=ways,
+        table="mt_nlg", card="A100-80", software=DEEPSPEED_BF16, model=_gpt(row), ways=ways,
         seconds=float(row["iter_time_s"]), fitting=row["fitting"] == "1", label=f"530B on {row['gpus']}",
     )  # fmt: skip
 

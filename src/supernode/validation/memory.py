@@ -45,7 +45,8 @@ def score_memory(folder: Path = FOLDER) -> MemoryScore:
             float(full.activations / plain.activations) / (float(row["act_pct_full"]) / 100) - 1,
         ]
     return MemoryScore(
-        state=round(float(100 * np.mean(np.abs(state))), 2), activations=round(float(100 * np.mean(np.abs(activations))), 2)
+        state=round(float(100 * np.mean(np.abs(state))), 2),
+        activations=round(float(100 * np.mean(np.abs(activations))), 2),
     )
 
 

@@ -31,6 +31,12 @@ class Points(torch.utils.data.Dataset):
         return x, self.target(x)
 
 def classes(): return Points(44, lambda x: (x.sum() > 0).long())
+class Drawn(torch.utils.data.Dataset):
+    def __len__(self): return 32
+    def __getitem__(self, index):
+        k = int(torch.randint(6, ()))
+        return nn.functional.one_hot(torch.tensor(k), 6).float(), torch.tensor(k % 2)
+def drawn(): return Drawn()
 def values(): return Points(48, lambda x: x[:2] * 2)
 def few(): return Points(16, lambda x: x[:2] * 2)
 
@@ -40,6 +46,17 @@ def shared_and_frozen():
         nn.Linear(8, 2))
     model[6].weight = model[2].weight
     model[4].requires_grad_(False)
+    return model
+
+def shared_apart():
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 2))
+    model[2].weight = model[0].weight
+    return model
+
+def by_process():
+    import os
+    model = nn.Linear(6, 2)
+    nn.init.constant_(model.weight, os.getpid())
     return model
 
 def noisy():
@@ -130,6 +147,24 @@ def test_uncommon_models_learn_on_several_cards_what_they_learn_on_one(
     assert workshop.losses(tmp_path / "many") == pytest.approx(workshop.losses(tmp_path / "one"), rel=tolerance)
 
 
+def test_what_a_data_set_draws_at_random_is_the_same_on_every_layout(workshop: Any, tmp_path: Path, file: Path) -> None:
+    for name, layout in (("one", {"data": 1}), ("many", {"pipeline": 2, "data": 2})):
+        workshop.run(job(workshop, file, "parts_without_parameters", "drawn", layout), tmp_path / name)
+
+    assert workshop.losses(tmp_path / "many") == pytest.approx(workshop.losses(tmp_path / "one"), rel=1e-5)
+
+
+def test_what_fsdp_would_shard_apart_is_refused(workshop: Any, tmp_path: Path, file: Path) -> None:
+    degrees = {"pipeline": 2, "data": 2, "interleave": 2, "schedule": "interleaved", "sharding": "fsdp"}
+    with pytest.raises(ModelError, match="shared by two stages of one rank"):
+        workshop.run(job(workshop, file, "shared_apart", "classes", degrees), tmp_path / "run")
+
+
+def test_models_that_start_unlike_on_each_rank_are_refused(workshop: Any, tmp_path: Path, file: Path) -> None:
+    with pytest.raises(ModelError, match="other values on other ranks"):
+        workshop.run(job(workshop, file, "by_process", "classes", {"data": 2}), tmp_path / "run")
+
+
 @pytest.mark.parametrize("layout", [{"data": 2}, {"pipeline": 2, "data": 2}], ids=["d2", "p2d2"])
 def test_dropout_and_batch_norm_are_resumed_to_the_last_bit(
     workshop: Any, tmp_path: Path, file: Path, layout: dict[str, Any]
@@ -139,6 +174,9 @@ def test_dropout_and_batch_norm_are_resumed_to_the_last_bit(
             workshop.kill(1, signal=signal.SIGKILL)
 
     wanted = job(workshop, file, "noisy", "classes", layout, batch=16, gradient_accumulation=2)
+    with pytest.raises(DataError, match="short last batch, and `1` would count"):
+        workshop.run(wanted, tmp_path / "short")
+    wanted["data"]["drop_last"] = True
     workshop.run(wanted, tmp_path / "quiet")
     workshop.run(wanted, tmp_path / "struck", watch=strike)
 
@@ -160,7 +198,7 @@ def test_the_users_own_loss_is_summed_over_cards(workshop: Any, tmp_path: Path, 
     assert held_out[1] == pytest.approx(held_out[0], rel=1e-5)
 
 
-def test_without_a_data_set_held_out_a_model_is_tried_on_what_it_learnt(
+def test_without_a_data_set_held_out_nothing_is_called_a_held_out_loss(
     workshop: Any, tmp_path: Path, file: Path
 ) -> None:
     report = workshop.run(
@@ -168,7 +206,8 @@ def test_without_a_data_set_held_out_a_model_is_tried_on_what_it_learnt(
         tmp_path / "run",
     )
 
-    assert report.held_out_loss is not None
+    assert report.outcome == "finished"
+    assert report.held_out_loss is None
     assert report.bigram_loss is None
 
 

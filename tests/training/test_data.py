@@ -140,7 +140,8 @@ def user(tmp_path: Path) -> Path:
 
 
 def opened(user: Path, dataset: str, *, loss: str = "", data: int = 1, batch: int = 4, accumulation: int = 1) -> Feed:
-    spec = DataSpec(dataset=f"{user}:{dataset}", loss=f"{user}:{loss}" if loss else "cross_entropy")
+    own = f"{user}:{dataset}"
+    spec = DataSpec(dataset=own, held_out_dataset=own, loss=f"{user}:{loss}" if loss else "cross_entropy")
     return open_feed(plan_of(batch=batch, data=data, accumulation=accumulation, spec=spec), None, 0)
 
 

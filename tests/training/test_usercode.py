@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -60,14 +59,23 @@ def user(tmp_path: Path) -> Path:
 
 
 def test_the_function_is_called_and_its_module_returned(user: Path) -> None:
-    before = list(sys.path)
-
     model = build_user_model(f"{user}:build")
 
     assert isinstance(model, nn.Linear)
-    # Its folder was on the path while it was imported, for its neighbours, and is no longer.
     assert model.in_features == 3
-    assert sys.path == before
+
+
+def test_a_file_is_imported_once_and_finds_its_neighbours_later_too(user: Path) -> None:
+    user.write_text(
+        "import torch\nclass Shared: pass\ndef one():\n    import late\n    return late.X\ndef two(): return Shared\n"
+    )
+    (user.parent / "late.py").write_text("X = 4\n")
+
+    late = load_function(f"{user}:one", key="model", error=ModelError)()
+    kinds = {load_function(f"{user}:two", key=key, error=ModelError)() for key in ("model", "data.dataset")}
+
+    assert late == 4
+    assert len(kinds) == 1
 
 
 @pytest.mark.parametrize(

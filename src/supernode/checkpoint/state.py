@@ -93,7 +93,8 @@ def load(state: State, folder: Path) -> None:
             warnings.simplefilter("ignore")
             state_dict_loader.load(dict(state), storage_reader=reader, no_dist=not dist.is_initialized())
     except (CheckpointException, OSError, RuntimeError) as error:
-        raise _explain(error, folder) from error
+        explained = _explain(error, folder)
+        raise explained from (None if explained is error else error)
 
 
 def names_in(folder: Path) -> set[str]:

@@ -21,16 +21,19 @@ Counts = np.ndarray[Any, np.dtype[np.int64]]
 Tokens = np.ndarray[Any, Any]
 
 
-def bigram_loss(corpus: Corpus) -> float:
+def bigram_loss(corpus: Corpus, *, tokens: int = 0) -> float:
     """Return the held-out loss of a smoothed bigram model of the training tokens, in nats per token.
 
     A vocabulary of at most 1024 has (count + 0.1) / (total + 0.1 × vocabulary). A larger one mixes the counts of pairs
     with the frequencies of single tokens, which weigh as 100 more occurrences would.
 
+    Args:
+        tokens: of the held-out text, from its start, that the model is judged on; 0 for all.
+
     Source: MacKay and Peto, "A hierarchical Dirichlet language model", Natural Language Engineering 1(3), 1995.
     """
     train = load_tokens(corpus.train, corpus.dtype)
-    held_out = load_tokens(corpus.held_out, corpus.dtype)
+    held_out = load_tokens(corpus.held_out, corpus.dtype)[: tokens or None]
     loss = _dense if corpus.vocabulary <= DENSE_VOCABULARY else _sparse
     return loss(train, held_out, corpus.vocabulary)
 

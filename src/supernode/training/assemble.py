@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
@@ -15,6 +15,7 @@ from supernode.errors import ModelError
 from supernode.models.decoder import Decoder
 from supernode.schema.model import DecoderShape
 from supernode.schema.plan import Plan, Stage
+from supernode.training.chance import seed_for, seed_generators
 from supernode.training.mesh import Place
 from supernode.training.tensor import split_block, split_embedding, split_head
 from supernode.training.usercode import build_user_model
@@ -80,16 +81,8 @@ def assemble(plan: Plan, place: Place | None) -> Parts:
     ]
     holders = tuple(sorted({stage.rank for stage in plan.stages if stage.embeds or stage.heads}))
     spread = shape.tied and len([stage for stage in plan.stages if stage.embeds or stage.heads]) > 1
-    if spread and len(holders) == 1:
-        _share_on_one_rank([module for _, module in stages])
     tied: list[Tie] = [(("embedding.weight", "head.weight"), holders)] if spread else []
     return Parts(stages=stages, tied=tied)
-
-
-def _share_on_one_rank(modules: list[nn.Module]) -> None:
-    embedding = next(m.embedding for m in modules if isinstance(m, Decoder) and m.embedding is not None)
-    head = next(m.head for m in modules if isinstance(m, Decoder) and m.head is not None)
-    head.weight = embedding.weight
 
 
 def _decoder(shape: DecoderShape, stage: Stage, seed: int, dtype: torch.dtype, place: Place | None) -> Decoder:
@@ -147,18 +140,11 @@ def _fill(module: Decoder, unit: nn.Module, prefix: str, seed: int) -> None:
             module.initialise(canonical, parameter, torch.Generator().manual_seed(seed_for(seed, canonical)))
 
 
-def seed_for(seed: int, *key: object) -> int:
-    """Return a seed that depends on all of `key` and nothing else; 63 bits.
-
-    Every random number of a run comes from such a seed, so a resumed run draws what an undisturbed one would have.
-    """
-    text = "/".join(str(part) for part in (seed, *key))
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
-
-
 def _user_parts(plan: Plan, place: Place | None) -> Parts:
-    torch.manual_seed(seed_for(plan.job.seed, "model"))
+    seed_generators(seed_for(plan.job.seed, "model"))
     model = build_user_model(plan.job.module).to(DTYPES[plan.job.precision])
+    if place is not None:
+        _check_alike(model, plan.job.module)
     count = len(plan.stages)
     if place is None or count == 1:
         stages = [(plan.stages[0], model)]
@@ -183,6 +169,19 @@ def _check_shardable(module: nn.Module, place: Place) -> None:
         raise ModelError(
             f"`{scalars[0]}` of the model is a single number without dims, which fsdp cannot shard",
             hint="give it the shape (1,), or set `parallelism.sharding` to replicas.",
+        )
+
+
+def _check_alike(model: nn.Module, reference: str) -> None:
+    """Check that every rank built the same values, which nothing later would put right."""
+    sums = torch.stack([parameter.detach().double().sum() for parameter in model.parameters()]).nan_to_num()
+    extremes = torch.stack((sums, -sums))
+    dist.all_reduce(extremes, op=dist.ReduceOp.MAX)
+    differing = [name for (name, _), high, low in zip(model.named_parameters(), *extremes, strict=True) if high != -low]
+    if differing:
+        raise ModelError(
+            f"{reference} gives `{differing[0]}` other values on other ranks",
+            hint="draw first values from torch's, numpy's or Python's own generators, which are seeded alike.",
         )
 
 
@@ -222,8 +221,15 @@ def _user_ties(model: nn.Module, plan: Plan, count: int) -> list[Tie]:
     if count == 1:
         return [(group, (0,)) for group in shared]
     home = {
-        name: stage.rank
+        name: stage
         for stage, piece in zip(plan.stages, _cut_sequential(model, count), strict=True)
         for name, _ in piece.named_parameters(remove_duplicate=False)
     }
-    return [(group, tuple(sorted({home[name] for name in group}))) for group in shared]
+    for group in shared:
+        stages = {home[name].index: home[name].rank for name in group}
+        if plan.layout.sharding == "fsdp" and plan.layout.data > 1 and len(set(stages.values())) < len(stages):
+            raise ModelError(
+                f"`{group[0]}` is shared by two stages of one rank, which fsdp would shard apart",
+                hint="set `parallelism.sharding` to replicas, or `parallelism.interleave` to 1.",
+            )
+    return [(group, tuple(sorted({home[name].rank for name in group}))) for group in shared]

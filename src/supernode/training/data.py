@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from supernode.data.corpus import Corpus, load_tokens
 from supernode.data.sampler import Sampler
 from supernode.errors import DataError
 from supernode.schema.plan import Plan
 from supernode.training.assemble import DTYPES
+from supernode.training.chance import seed_for, seed_generators
 from supernode.training.tensor import IGNORED, cross_entropy
 from supernode.training.usercode import build_user_data, load_function
 
@@ -68,7 +69,7 @@ class Feed:
     plan: Plan
     data: int
     train: Samples
-    held_out: Samples
+    held_out: Samples | None
     sampler: Sampler
     loss: Callable[[Tensor, Tensor], Tensor]
     count: Callable[[Tensor], int]
@@ -76,29 +77,33 @@ class Feed:
 
     def training(self, step: int) -> Batch:
         """Return this rank's samples of a step, counted from 0."""
-        return self._batch(self.train, self.sampler.indices(step))
+        return self._batch(self.train, self.sampler.indices(step), ("sample", step))
 
     def evaluation(self, batch: int) -> Batch:
         """Return this rank's samples of one batch of held-out data, the same at every evaluation."""
+        assert self.held_out is not None
         start = batch * self.plan.job.batch
-        return self._batch(self.held_out, np.arange(start, min(start + self.plan.job.batch, len(self.held_out))))
+        indices = np.arange(start, min(start + self.plan.job.batch, len(self.held_out)))
+        return self._batch(self.held_out, indices, ("held out", batch))
 
     @property
     def evaluation_batches(self) -> int:
-        """Batches of one evaluation; fewer than the job wants where the held-out data is small."""
+        """Batches of one evaluation; fewer than the job wants where little is held out, none where nothing is."""
+        if self.held_out is None:
+            return 0
         whole, rest = divmod(len(self.held_out), self.plan.job.batch)
         is_short_taken = rest and (self.pads or self.plan.layout.ranks == 1)
         return min(self.plan.job.evaluate.batches, whole + bool(is_short_taken))
 
-    def _batch(self, samples: Samples, indices: np.ndarray) -> Batch:
+    def _batch(self, samples: Samples, indices: np.ndarray, purpose: tuple[str, int]) -> Batch:
         size, copies = self.plan.micro_batch, self.plan.layout.data
         inputs, targets = [], []
         for micro in range(self.plan.micro_batches):
             start = (micro * copies + self.data) * size
-            picked = [samples[int(index)] for index in indices[start : start + size]]
+            picked = [self._draw(samples, int(index), purpose) for index in indices[start : start + size]]
             short = size - len(picked)
             if short and self.pads:
-                blank_x, blank_y = samples[int(indices[0])]
+                blank_x, blank_y = self._draw(samples, int(indices[0]), purpose)
                 picked += [(blank_x, torch.full_like(blank_y, IGNORED))] * short
             if not picked:
                 continue
@@ -112,6 +117,12 @@ class Feed:
                 ) from error
         return Batch(inputs=inputs, targets=targets)
 
+    def _draw(self, samples: Samples, index: int, purpose: tuple[str, int]) -> tuple[Tensor, Tensor]:
+        """Return a sample; what a user's data set draws for it follows from its number and purpose, not the rank."""
+        if self.plan.job.data.dataset:
+            seed_generators(seed_for(self.plan.job.seed, *purpose, index))
+        return samples[index]
+
 
 def open_feed(plan: Plan, corpus: Corpus | None, data: int) -> Feed:
     """Open the run's data for one data coordinate.
@@ -121,14 +132,14 @@ def open_feed(plan: Plan, corpus: Corpus | None, data: int) -> Feed:
     """
     job = plan.job
     train: Samples
-    held_out: Samples
+    held_out: Samples | None
     if corpus is not None:
         train = TokenWindows(load_tokens(corpus.train, corpus.dtype), job.data.sequence)
         held_out = TokenWindows(load_tokens(corpus.held_out, corpus.dtype), job.data.sequence)
     else:
         dtype, other = DTYPES[job.precision], job.data.held_out_dataset
         train = _Checked(build_user_data(job.data.dataset, key="data.dataset"), job.data.dataset, dtype)
-        held_out = _Checked(build_user_data(other, key="data.held_out_dataset"), other, dtype) if other else train
+        held_out = _Checked(build_user_data(other, key="data.held_out_dataset"), other, dtype) if other else None
     sampler = Sampler(len(train), job.batch, job.seed, job.data.drop_last)
     plain = job.data.loss == "cross_entropy"
     loss = cross_entropy if plain else _user_loss(job.data.loss)
@@ -144,7 +155,7 @@ def open_feed(plan: Plan, corpus: Corpus | None, data: int) -> Feed:
             f"{len(train)} samples leave a short last batch, which `data.loss` cannot leave out on several cards",
             hint=f"set `data.drop_last: true`, or a `batch` that divides {len(train)}.",
         )
-    if not classes and plan.layout.ranks > 1 and len(held_out) < job.batch:
+    if not classes and plan.layout.ranks > 1 and held_out is not None and len(held_out) < job.batch:
         raise DataError(
             f"{len(held_out)} samples are held out, and `data.loss` on several cards needs a `batch` of {job.batch}",
             hint=f"hold out {job.batch} samples or more, or set `batch` to {len(held_out)} or less.",
@@ -153,6 +164,24 @@ def open_feed(plan: Plan, corpus: Corpus | None, data: int) -> Feed:
     return Feed(
         plan=plan, data=data, train=train, held_out=held_out, sampler=sampler, loss=loss, count=count, pads=classes
     )
+
+
+def check_norms(feed: Feed, modules: Iterable[nn.Module]) -> None:
+    """Check that no running statistics will count the samples that only fill a short batch up.
+
+    Raises:
+        DataError: they would.
+    """
+    length, batch = len(feed.train), feed.plan.job.batch
+    if not feed.pads or feed.plan.job.data.drop_last or length % batch == 0:
+        return
+    for module in modules:
+        for name, part in module.named_modules():
+            if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.track_running_stats:
+                raise DataError(
+                    f"{length} samples leave a short last batch, and `{name}` would count what fills it up",
+                    hint=f"set `data.drop_last: true`, or a `batch` that divides {length}.",
+                )
 
 
 class _Checked:

@@ -19,11 +19,12 @@ AXES = ("pipeline", "data", "tensor")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """One rank's place in the mesh, and the mesh itself."""
+    """One rank's place in the mesh, the mesh itself, and how long a collective may wait."""
 
     layout: Layout
     rank: int
     mesh: DeviceMesh
+    limit: timedelta = timedelta(seconds=600)
 
     @property
     def pipeline(self) -> int:
@@ -61,7 +62,7 @@ def meet(layout: Layout, rank: int, *, folder: Path, rendezvous: str, silence: f
     dist.init_process_group("gloo", store=store, rank=rank, world_size=layout.ranks, timeout=limit)
     dist.all_reduce(torch.ones(1))
     mesh = init_device_mesh("cpu", (layout.pipeline, layout.data, layout.tensor), mesh_dim_names=AXES)
-    return Place(layout=layout, rank=rank, mesh=mesh)
+    return Place(layout=layout, rank=rank, mesh=mesh, limit=limit)
 
 
 def _store(ranks: int, rank: int, *, folder: Path, rendezvous: str, limit: timedelta) -> Store:

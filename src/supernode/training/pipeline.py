@@ -52,8 +52,8 @@ def _flow(plan: Plan, place: Place, stage: Stage) -> dict[str, Any]:
     dtype, tokens = DTYPES[plan.job.precision], plan.job.data.sequence
     stream = torch.empty(plan.micro_batch, tokens, shape.width, dtype=dtype, device="meta", requires_grad=True)
     numbers = torch.empty(plan.micro_batch, tokens, dtype=torch.int64, device="meta")
-    split = range(plan.vocabulary)[place.tensor * -(-plan.vocabulary // place.layout.tensor) :]
-    width = min(-(-plan.vocabulary // place.layout.tensor), len(split))
+    part = -(-plan.vocabulary // place.layout.tensor)  # as `torch.chunk` cuts it
+    width = max(0, min(part, plan.vocabulary - place.tensor * part))
     logits = torch.empty(plan.micro_batch, tokens, width, dtype=dtype, device="meta", requires_grad=True)
     inputs, outputs = (numbers if stage.embeds else stream), (logits if stage.heads else stream)
     return {

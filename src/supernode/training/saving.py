@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from supernode.checkpoint import state
+from supernode.data.corpus import Corpus
 from supernode.data.sampler import Sampler
 from supernode.errors import CheckpointError
 from supernode.schema.manifest import Manifest
@@ -40,6 +41,11 @@ def make_manifest(plan: Plan, step: int, sampler: Sampler, data: str) -> Manifes
     )  # fmt: skip
 
 
+def describe_data(corpus: Corpus | None, sampler: Sampler) -> str:
+    """Return what the training data must be for a data position to mean the same."""
+    return corpus.fingerprint if corpus is not None else f"data set of {sampler.length} samples"
+
+
 def tensors(parts: Parts, optimizer: torch.optim.Optimizer, data: int) -> dict[str, Tensor]:
     """Return this rank's tensors by name. Buffers belong to one copy of the model each, so they bear its number."""
     named = {f"model.{name}": parameter.detach() for name, parameter in parts.parameters()}
@@ -49,27 +55,29 @@ def tensors(parts: Parts, optimizer: torch.optim.Optimizer, data: int) -> dict[s
 
 
 def restore(
-    parts: Parts, optimizer: torch.optim.Optimizer, place: Place, plan: Plan, folder: Path, manifest: Manifest,
-    *, data: str,
+    parts: Parts, optimizer: torch.optim.Optimizer, place: Place, folder: Path, manifest: Manifest, expected: Manifest,
 ) -> None:  # fmt: skip
     """Fill weights, optimizer and buffers from a checkpoint of any layout.
 
     Args:
-        data: fingerprint of the training data at hand.
+        manifest: of the checkpoint.
+        expected: what this run would write at the same step.
 
     Raises:
         CheckpointError: it is of another model, optimizer or data.
     """
-    if manifest.data != data:
-        raise CheckpointError(
-            f"{folder} was trained on other data than what is there now",
-            hint="put the data of `data.text` or `data.tokens` back as it was, or start a new run.",
-        )
-    if manifest.optimizer != plan.job.optimizer.name:
-        raise CheckpointError(
-            f"{folder} holds the state of {manifest.optimizer}, and the job wants {plan.job.optimizer.name}",
-            hint=f"set `optimizer.name` to {manifest.optimizer}.",
-        )
+    for what, hint in (
+        ("data", "put the data back as it was, or start a new run."),
+        ("samples", "put `batch` and the data back as they were, or start a new run."),
+        ("model", "put `model` back as it was, or start a new run."),
+        ("optimizer", f"set `optimizer.name` to {manifest.optimizer}."),
+        ("seed", f"set `seed` to {manifest.seed}."),
+    ):
+        theirs, ours = getattr(manifest, what), getattr(expected, what)
+        if theirs != ours:
+            raise CheckpointError(
+                f"{folder} was made with other {what} ({theirs}) than the run has now ({ours})", hint=hint
+            )
     state.prepare_optimizer(optimizer, step=manifest.step)
     wanted = tensors(parts, optimizer, place.data)
     there = state.names_in(folder)

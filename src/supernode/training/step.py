@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +15,8 @@ from torch.distributed.fsdp import FSDPModule
 
 from supernode.errors import RunError
 from supernode.schema.plan import Plan
-from supernode.training.assemble import Parts, seed_for
+from supernode.training.assemble import Parts
+from supernode.training.chance import seed_for, seed_generators
 from supernode.training.data import Batch, Feed
 from supernode.training.mesh import Place
 from supernode.training.optimizer import learning_rate, set_rate
@@ -91,8 +90,9 @@ class Stepper:
             RunError: the loss or the gradient is not finite; the weights are as before the step.
         """
         clock = _Clock()
-        self._seed(step)
         batch = self.feed.training(step)
+        # Dropout and the user's modules draw by step and place; tensor ranks draw alike.
+        seed_generators(seed_for(self.plan.job.seed, "step", step, self.place.data, self.place.pipeline))
         clock.lap("data")
         if self.replicas is not None:
             self.replicas.start()
@@ -111,14 +111,6 @@ class Stepper:
         self.optimizer.step()
         clock.lap("optimizer")
         return Outcome(loss=mean, norm=norm, rate=rate, parts=clock.parts, stop=stopping)
-
-    def _seed(self, step: int) -> None:
-        """Give dropout and the user's code the generators of this step and place; tensor ranks draw alike."""
-        seed = seed_for(self.plan.job.seed, "step", step, self.place.data, self.place.pipeline)
-        torch.manual_seed(seed)
-        random.seed(seed)
-        if "numpy" in sys.modules:
-            sys.modules["numpy"].random.seed(seed % 2**32)
 
     def _forward_backward(self, batch: Batch) -> float:
         losses: list[Tensor] = []
@@ -150,7 +142,7 @@ class Stepper:
                 settle(parameter)
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
-            norms = torch._foreach_norm([local(p.grad) for p in parameters if p.grad is not None])
+            norms = torch._foreach_norm([local(p.grad) for p in parameters if p.grad is not None], dtype=torch.float32)
             squares += float(torch.stack([n.float() for n in norms]).double().square().sum()) / held
         mine = torch.tensor([loss if self.judges else 0.0, counted, squares, stop], dtype=torch.float64)
         dist.all_reduce(mine)
@@ -169,8 +161,12 @@ class Stepper:
         return total / positions, norm, stopping > 0
 
     @torch.no_grad()
-    def evaluate(self) -> float:
-        """Return the mean loss over the job's batches of held-out data."""
+    def evaluate(self, beat: Callable[[], None] = lambda: None) -> float:
+        """Return the mean loss over the job's batches of held-out data.
+
+        Args:
+            beat: called after each batch, as a sign of life.
+        """
         for module in self.parts.modules:
             module.eval()
         total = torch.zeros(2, dtype=torch.float64)
@@ -185,6 +181,7 @@ class Stepper:
             if self.judges:
                 total[0] += float(torch.stack(losses).double().sum())
                 total[1] += sum(self.feed.count(target) for target in batch.targets)
+            beat()
         for module in self.sharded:
             module.reshard()  # Without a backward pass the root would keep its gathered weights in the shards' place.
         for module in self.parts.modules:

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from supernode.errors import ModelError
 from supernode.training.assemble import Parts
 from supernode.training.mesh import Place
 from supernode.training.tensor import local
@@ -78,6 +79,11 @@ class ReplicaSync:
         def arrived(parameter: Tensor) -> None:
             assert isinstance(parameter, nn.Parameter)
             self._left[parameter] -= 1
+            if self._left[parameter] < 0:
+                raise ModelError(
+                    "a parameter received its gradient more often than once a micro-batch, too late to be summed",
+                    hint="with torch.utils.checkpoint over shared layers set `use_reentrant=False`.",
+                )
             # A first gradient is moved into the bucket, where later micro-batches add to it: cheaper than to zero the
             # bucket and add to that. A DTensor's is moved once it is whole.
             if self._left[parameter] == 0 or not isinstance(parameter, DTensor):
@@ -155,7 +161,7 @@ class TieSync:
             for data in range(layout.data):
                 for tensor in range(layout.tensor):
                     ranks = [layout.rank(pipeline=p, data=data, tensor=tensor) for p in holders]
-                    group = dist.new_group(ranks)  # Every rank makes every group, in one order.
+                    group = dist.new_group(ranks, timeout=place.limit)  # Every rank makes every group, in one order.
                     if place.rank in ranks and named[names[0]].requires_grad:
                         self._pairs.append((named[names[0]], group))
 

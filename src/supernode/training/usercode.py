@@ -7,9 +7,11 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
+import xxhash
 from torch import nn
 
 from supernode.errors import DataError, ModelError, SupernodeError
@@ -27,19 +29,29 @@ def load_function(reference: str, *, key: str, error: type[SupernodeError]) -> C
     path = Path(file)
     if not path.is_file():
         raise error(f"`{key}` names {file}, which is no file", hint=f"correct the path in `{key}`.")
-    module_name = f"supernode_user_{path.stem}"
+    # One module per file, however many keys name it: a class that model and data share is one class.
+    module_name = f"supernode_user_{path.stem}_{xxhash.xxh3_64_hexdigest(str(path.resolve()).encode())}"
+    if module_name in sys.modules:
+        return _function_of(sys.modules[module_name], path, name, key=key, error=error)
     spec = importlib.util.spec_from_file_location(module_name, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module
-    sys.path.insert(0, str(path.parent.resolve()))
+    folder = str(path.parent.resolve())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)  # For good: functions may import their neighbours when they run.
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as cause:
+        del sys.modules[module_name]
         raise error(f"{path} fails at import: {_last(cause)}", hint=f"correct the file that `{key}` names.") from cause
-    finally:
-        sys.path.remove(str(path.parent.resolve()))
+    return _function_of(module, path, name, key=key, error=error)
+
+
+def _function_of(
+    module: ModuleType, path: Path, name: str, *, key: str, error: type[SupernodeError]
+) -> Callable[..., Any]:
     found = getattr(module, name, None)
     if not callable(found):
         known = [attribute for attribute in vars(module) if not attribute.startswith("_")]

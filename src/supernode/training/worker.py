@@ -16,21 +16,22 @@ import torch
 import torch.distributed as dist
 
 from supernode.checkpoint import state, store
+from supernode.data.bigram import bigram_loss
 from supernode.data.corpus import Corpus, open_corpus
 from supernode.errors import SupernodeError
 from supernode.schema.plan import Plan
 from supernode.training.assemble import assemble
-from supernode.training.data import Feed, open_feed
+from supernode.training.data import Feed, check_norms, open_feed
 from supernode.training.mesh import Place, meet
 from supernode.training.optimizer import build_optimizer
-from supernode.training.saving import make_manifest, restore, tensors
+from supernode.training.saving import describe_data, make_manifest, restore, tensors
 from supernode.training.step import Stepper
 from supernode.training.tensor import SplitCrossEntropy
 from supernode.training.usercode import blame
 from supernode.training.writing import write_sample
 
 _PEER_GONE = re.compile(
-    r"gloo|connection (closed|reset|refused)|broken pipe|connection was closed|socket|peer|timed? ?out", re.IGNORECASE
+    r"\bgloo\b|connection (closed|reset|refused) by|connection was closed|broken pipe|wait timeout", re.IGNORECASE
 )
 
 
@@ -118,6 +119,7 @@ def _train(assignment: Assignment, channel: Channel) -> None:
     corpus = None if job.data.dataset else open_corpus(assignment.folder / "data")
     parts = assemble(plan, place)
     feed = open_feed(plan, corpus, place.data)
+    check_norms(feed, parts.modules)
     optimizer = build_optimizer(job.optimizer, [p for _, p in parts.parameters() if p.requires_grad])
     loss = feed.loss
     if plan.layout.tensor > 1:
@@ -127,7 +129,8 @@ def _train(assignment: Assignment, channel: Channel) -> None:
     if assignment.checkpoint:
         folder = assignment.folder / "checkpoints" / assignment.checkpoint
         manifest = store.read_manifest(folder)
-        restore(parts, optimizer, place, plan, folder, manifest, data=corpus.fingerprint if corpus else "")
+        expected = make_manifest(plan, manifest.step, feed.sampler, describe_data(corpus, feed.sampler))
+        restore(parts, optimizer, place, folder, manifest, expected)
         step = manifest.step
     dist.barrier()
     channel.send("ready", seconds=time.perf_counter() - begun)
@@ -170,30 +173,47 @@ class _Run:
             if last or stopping or step % self.job.checkpoint.every == 0:
                 self._save(step)
         dist.destroy_process_group()
-        wanted = self.job.sample.tokens and self.job.shape is not None and step == self.job.steps
-        if wanted and self.is_first and self.corpus is not None:
-            text = write_sample(self.plan, self.corpus, self.checkpoints / store.name_of(step))
-            self.channel.send("note", name="sample", value=text)
+        if self.is_first and step == self.job.steps and self.corpus is not None:
+            self._sum_up(step, self.corpus)
         self.channel.send("done", step=step)
+
+    def _sum_up(self, step: int, corpus: Corpus) -> None:
+        """Tell what the model is to be held against, on the very text that it was tried on, and let it write some."""
+        windows = min(self.stepper.feed.evaluation_batches * self.job.batch, self._held_out_windows(corpus))
+        self.channel.send("note", name="bigram_loss", value=bigram_loss(corpus, tokens=windows * self._sequence + 1))
+        if self.job.sample.tokens and self.job.shape is not None:
+            checkpoint = self.checkpoints / store.name_of(step)
+            text = write_sample(self.plan, corpus, checkpoint, beat=lambda: self.channel.send("beat", step=step))
+            self.channel.send("note", name="sample", value=text)
+
+    @property
+    def _sequence(self) -> int:
+        return self.job.data.sequence
+
+    def _held_out_windows(self, corpus: Corpus) -> int:
+        return (corpus.held_out_tokens - 1) // self._sequence
 
     def _tokens(self, step: int) -> int:
         samples = len(self.stepper.feed.sampler.indices(step))
         return samples * (1 if self.job.data.dataset else self.job.data.sequence)
 
     def _evaluate(self, step: int) -> None:
+        if not self.stepper.feed.evaluation_batches:
+            return
         begun = time.perf_counter()
-        loss = self.stepper.evaluate()
+        loss = self.stepper.evaluate(beat=lambda: self.channel.send("beat", step=step))
         if self.is_first:
             self.channel.send("evaluated", step=step, loss=loss, seconds=time.perf_counter() - begun)
 
     def _save(self, step: int) -> None:
         begun = time.perf_counter()
         feed: Feed = self.stepper.feed
-        manifest = make_manifest(self.plan, step, feed.sampler, self.corpus.fingerprint if self.corpus else "")
+        self.channel.send("beat", step=step)
+        manifest = make_manifest(self.plan, step, feed.sampler, describe_data(self.corpus, feed.sampler))
         held = tensors(self.stepper.parts, self.stepper.optimizer, self.place.data)
         nbytes = state.save(held, self.checkpoints, manifest)
         if self.is_first:
-            store.prune(self.checkpoints, keep=self.job.checkpoint.keep)
+            store.prune(self.checkpoints, keep=self.job.checkpoint.keep, newest=step)
             self.channel.send(
                 "saved", step=step, checkpoint=store.name_of(step), nbytes=nbytes, seconds=time.perf_counter() - begun
             )

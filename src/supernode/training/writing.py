@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -9,15 +10,19 @@ import torch
 from supernode.data.corpus import Corpus, decode, encode
 from supernode.models.decoder import Decoder
 from supernode.schema.plan import Plan
-from supernode.training.assemble import assemble, seed_for
+from supernode.training.assemble import assemble
+from supernode.training.chance import seed_for
 from supernode.training.saving import load_weights
 
 
 @torch.no_grad()
-def write_sample(plan: Plan, corpus: Corpus, checkpoint: Path) -> str:
+def write_sample(plan: Plan, corpus: Corpus, checkpoint: Path, *, beat: Callable[[], None] = lambda: None) -> str:
     """Return the prompt and what the model of a checkpoint makes of it.
 
     Each new token is drawn from the whole sequence so far, cut to the length that the model was trained on.
+
+    Args:
+        beat: called every few tokens, as a sign of life.
     """
     parts = assemble(plan, None)
     load_weights(parts, checkpoint)
@@ -26,7 +31,9 @@ def write_sample(plan: Plan, corpus: Corpus, checkpoint: Path) -> str:
     wanted, sequence = plan.job.sample, plan.job.data.sequence
     generator = torch.Generator().manual_seed(seed_for(plan.job.seed, "sample"))
     tokens = encode(corpus, wanted.prompt) or [0]
-    for _ in range(wanted.tokens):
+    for count in range(wanted.tokens):
+        if count % 16 == 0:
+            beat()
         logits_V = model(torch.tensor([tokens[-sequence:]]))[0, -1].float()
         if wanted.temperature == 0:
             tokens.append(int(logits_V.argmax()))

@@ -148,11 +148,40 @@ def test_only_the_newest_are_kept(tmp_path: Path) -> None:
     for step in (2, 4, 10):
         saved(tmp_path, step)
 
-    store.prune(tmp_path, keep=2)
+    store.prune(tmp_path, keep=2, newest=10)
 
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["step-00000004", "step-00000010"]
-    store.prune(tmp_path, keep=5)
+    store.prune(tmp_path, keep=5, newest=10)
     assert len(store.checkpoints(tmp_path)) == 2
+
+
+def test_a_checkpoint_of_a_later_step_does_not_push_out_the_one_just_saved(tmp_path: Path) -> None:
+    for step in (2, 4, 10):
+        saved(tmp_path, step)
+
+    store.prune(tmp_path, keep=1, newest=4)
+
+    assert store.checkpoints(tmp_path) == [(4, "step-00000004"), (10, "step-00000010")]
+
+
+def test_what_is_set_aside_is_kept_and_no_checkpoint_any_more(tmp_path: Path) -> None:
+    for _ in range(2):
+        saved(tmp_path)
+        store.set_aside(tmp_path, "step-00000005")
+    store.set_aside(tmp_path, "step-00000005")
+
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["aside-step-00000005", "aside-step-00000005-2"]
+    assert store.checkpoints(tmp_path) == []
+
+
+@pytest.mark.parametrize("left", [[], [".metadata"], ["__0_0.distcp"]])
+def test_a_manifest_that_names_no_tensors_is_of_no_checkpoint(tmp_path: Path, left: list[str]) -> None:
+    folder = saved(tmp_path)
+    files = {name: entry for name, entry in store.read_manifest(folder).files.items() if name in left}
+    store.write_manifest(folder, Manifest(**(RECORD | {"files": files})))  # type: ignore[arg-type]
+
+    with pytest.raises(CheckpointError, match="no tensors"):
+        store.verify(folder)
 
 
 def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
@@ -162,6 +191,18 @@ def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
 
     assert store.verify(folder).step == 5
     assert [entry.name for entry in tmp_path.iterdir()] == ["step-00000005"]
+
+
+def test_half_of_a_checkpoint_that_is_replaced_never_bears_its_name(tmp_path: Path) -> None:
+    saved(tmp_path)
+    draft = tmp_path / f"{store.DRAFT}none"  # As if the process died in the middle: nothing takes the name.
+
+    with pytest.raises(FileNotFoundError):
+        store.commit(draft, tmp_path / "step-00000005")
+
+    assert store.checkpoints(tmp_path) == []
+    (old,) = tmp_path.iterdir()
+    assert {entry.name for entry in old.iterdir()} == {"__0_0.distcp", ".metadata", store.MANIFEST}
 
 
 def test_sweeping_leaves_nothing_but_checkpoints_and_foreign_files(tmp_path: Path) -> None:

@@ -210,7 +210,8 @@ def stopped_run(command: Command, tmp_path: Path) -> Path:
         folder = run.checkpoints / store.name_of(step)
         folder.mkdir(parents=True)
         (folder / "__0_0.distcp").write_bytes(b"weights")
-        files = {"__0_0.distcp": (7, store.digest(folder / "__0_0.distcp"))}
+        (folder / ".metadata").write_bytes(b"where")
+        files = {path.name: (path.stat().st_size, store.digest(path)) for path in folder.iterdir()}
         store.write_manifest(
             folder,
             Manifest(step=step, samples=8, seed=0, model="", data="", layout="", optimizer="adamw", files=files),

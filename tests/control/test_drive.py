@@ -124,7 +124,11 @@ def test_without_any_whole_checkpoint_the_run_begins_again(tmp_path: Path) -> No
 def test_a_checkpoint_of_unchanged_bytes_passes_the_check(tmp_path: Path) -> None:
     folder = tmp_path / store.name_of(5)
     folder.mkdir()
-    store.write_manifest(folder, Manifest(step=5, samples=0, seed=0, model="", data="", layout="", optimizer="adamw"))
+    for file in ("__0_0.distcp", ".metadata"):
+        (folder / file).write_bytes(b"x")
+    files = {path.name: (1, store.digest(path)) for path in folder.iterdir()}
+    manifest = Manifest(step=5, samples=0, seed=0, model="", data="", layout="", optimizer="adamw", files=files)
+    store.write_manifest(folder, manifest)
 
     check_in(tmp_path)(store.name_of(5))
 

@@ -9,17 +9,21 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
 import xxhash
 
-from supernode.errors import CheckpointError, RunError
+from supernode.errors import CheckpointError, MachineError, RunError
 from supernode.schema.codec import from_json
 from supernode.schema.manifest import VERSION, Manifest
 
 MANIFEST = "manifest.json"
+METADATA = ".metadata"
+"""Where torch says which file holds what."""
 DRAFT = ".draft-"
+ASIDE = "aside-"
 _PIECE = 2**22
 _MOST_MANIFEST_BYTES = 64 * 2**20
 
@@ -53,18 +57,32 @@ def digest(path: Path) -> str:
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write the manifest and see that it is on the disk."""
-    with (folder / MANIFEST).open("w") as file:
+    with (folder / MANIFEST).open("w", encoding="utf-8") as file:
         json.dump(asdict(manifest), file)
         file.flush()
         os.fsync(file.fileno())
 
 
 def commit(draft: Path, final: Path) -> None:
-    """Give a finished draft its name, durably."""
+    """Give a finished draft its name, durably; what bore the name before is deleted."""
     if final.exists():
-        shutil.rmtree(final)
-    os.replace(draft, final)
+        _delete(final, until=lambda: os.replace(draft, final))
+    else:
+        os.replace(draft, final)
     _sync_folder(final.parent)
+
+
+def _delete(checkpoint: Path, *, until: Callable[[], None] = lambda: None) -> None:
+    """Delete a checkpoint under another name, so that what is half deleted does not bear a checkpoint's.
+
+    Args:
+        until: done while the other name keeps it whole.
+    """
+    doomed = checkpoint.with_name(f"{DRAFT}old-{checkpoint.name}")
+    shutil.rmtree(doomed, ignore_errors=True)
+    os.replace(checkpoint, doomed)
+    until()
+    shutil.rmtree(doomed, ignore_errors=True)
 
 
 def _sync_folder(folder: Path) -> None:
@@ -123,16 +141,35 @@ def verify(folder: Path) -> Manifest:
                 raise CheckpointError(f"{path} is not what was written: its digest differs", hint=hint)
         except (OSError, ValueError) as error:  # The disk, or a name that no file can have.
             raise CheckpointError(f"{folder} lacks its file {name}: {error}", hint=hint) from error
+    if METADATA not in manifest.files or len(manifest.files) < 2:
+        raise CheckpointError(f"{folder} holds no tensors: its manifest names none of their files", hint=hint)
     return manifest
 
 
-def prune(folder: Path, *, keep: int) -> None:
-    """Delete all but the newest `keep` checkpoints."""
-    for _, name in checkpoints(folder)[:-keep]:
-        # Renamed first, so that a half-deleted checkpoint does not bear a checkpoint's name.
-        doomed = folder / f"{DRAFT}old-{name}"
-        os.replace(folder / name, doomed)
-        shutil.rmtree(doomed, ignore_errors=True)
+def prune(folder: Path, *, keep: int, newest: int) -> None:
+    """Delete all but the last `keep` checkpoints up to the step `newest`; later ones are another way's, left alone."""
+    reached = [name for step, name in checkpoints(folder) if step <= newest]
+    for name in reached[:-keep]:
+        _delete(folder / name)
+
+
+def set_aside(folder: Path, name: str) -> None:
+    """Rename a checkpoint so that nothing goes on from it and nothing deletes it; one that is not there is no matter.
+
+    Raises:
+        MachineError: it cannot be renamed.
+    """
+    place, number = folder / f"{ASIDE}{name}", 1
+    while place.exists():
+        number += 1
+        place = folder / f"{ASIDE}{name}-{number}"
+    try:
+        if (folder / name).exists():
+            os.replace(folder / name, place)
+    except OSError as error:
+        raise MachineError(
+            f"{folder / name} cannot be renamed: {error.strerror}", hint=f"see to the permissions of {folder}."
+        ) from error
 
 
 def sweep(folder: Path) -> None:

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from supernode.errors import ModelError
 from supernode.training.sync import ReplicaSync, _fill_buckets
 
 Together = Callable[..., list[Any]]
@@ -90,3 +91,18 @@ def test_a_parameter_that_one_copy_does_not_use_still_gets_the_others_gradient(t
         return [float(weight.grad) for weight in weights if weight.grad is not None]
 
     assert together(train) == [[2.0, 4.0, 2.0]] * 2
+
+
+def test_a_gradient_that_comes_after_its_bucket_left_is_an_error_and_not_lost(together: Together) -> None:
+    def train(rank: int) -> str:
+        model = net()
+        trained = list(model.parameters())
+        sync = ReplicaSync(trained, dict.fromkeys(trained, 1), dist.group.WORLD)
+        sync.start()
+        model(samples(rank, 0)).sum().backward()
+        with pytest.raises(ModelError, match="more often than once a micro-batch") as caught:
+            model(samples(rank, 1)).sum().backward()
+        sync.finish()
+        return caught.value.hint
+
+    assert all("use_reentrant=False" in hint for hint in together(train, 2))

@@ -105,4 +105,4 @@ def test_a_gradient_that_comes_after_its_bucket_left_is_an_error_and_not_lost(to
         sync.finish()
         return caught.value.hint
 
-    assert all("use_reentrant=False" in hint for hint in together(train, 2))
+    assert all("use_reentrant=False" in hint for hint in together(train, ranks=2))

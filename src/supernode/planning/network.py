@@ -71,7 +71,7 @@ def exchange_time(wires: Wires, nbytes: Numbers, *, cards: Numbers, stride: Numb
     within = nbytes * (inside - 1) / cards / (wires.inside * wires.inside_efficiency)
     across = nbytes * (cards - inside) / cards / (wires.outside * wires.outside_efficiency)
     latency = np.where(cards > inside, wires.outside_latency, wires.inside_latency) * (cards > 1)
-    return np.maximum(within, across) + latency
+    return np.asarray(np.maximum(within, across) + latency)
 
 
 def send_time(wires: Wires, nbytes: Numbers, *, stride: Numbers) -> Numbers:

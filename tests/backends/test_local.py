@@ -13,7 +13,7 @@ import pytest
 from supernode.backends.local import LocalBackend
 from supernode.control.supernode import SuperNode
 from supernode.errors import MachineError
-from supernode.schema.event import Launch, RankLost, RankReady
+from supernode.schema.event import KillRanks, Launch, RankLost, RankReady, Saved
 
 
 class SilentServer:
@@ -60,6 +60,25 @@ def test_a_death_told_by_the_server_and_by_the_rank_s_own_line_is_one_loss(
     server.ranks[1].close()
 
     assert backend.poll(1.0) == [RankLost(rank=1, incarnation=1, reason="killed by signal 9")]
+
+
+def test_what_a_rank_said_before_it_was_ended_is_heard(backend: LocalBackend, server: SilentServer) -> None:
+    saved = {"kind": "saved", "step": 2, "checkpoint": "step-00000002", "nbytes": 1, "seconds": 0.5}
+    server.ranks[0].sendall(b'{"kind": "ready", "seconds": 1.0}\n' + json.dumps(saved).encode() + b"\n")
+    server.say(kind="gone", token=1)
+
+    backend.kill_ranks(KillRanks(incarnation=1))
+
+    # That it was ready has ended with it; that it saved has not.
+    assert backend.poll(0.0) == [Saved(step=2, checkpoint="step-00000002", nbytes=1, seconds=0.5)]
+
+
+def test_a_save_is_told_before_the_loss_after_which_it_is_needed(backend: LocalBackend, server: SilentServer) -> None:
+    saved = {"kind": "saved", "step": 2, "checkpoint": "step-00000002", "nbytes": 1, "seconds": 0.5}
+    server.say(kind="exit", incarnation=1, rank=1, code=-9)
+    server.ranks[0].sendall(json.dumps(saved).encode() + b"\n")
+
+    assert [type(event) for event in backend.poll(1.0)] == [Saved, RankLost]
 
 
 def test_a_ready_rank_tells_when_it_had_met_the_others(backend: LocalBackend, server: SilentServer) -> None:

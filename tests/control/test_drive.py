@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from supernode.checkpoint import store
-from supernode.control.drive import check_in, drive
+from supernode.control.drive import check_in, drive, others_in
 from supernode.errors import CheckpointError, MachineError
 from supernode.hardware.assemble import build_machine
 from supernode.planning.planner import make_plan
@@ -55,6 +55,17 @@ class Cluster(SimulatedBackend):
     def kill_ranks(self, command: KillRanks) -> None:
         self.orders.append(command)
         super().kill_ranks(command)
+
+
+def whole(folder: Path, *, step: int) -> None:
+    """Write a checkpoint of made-up bytes that passes the check."""
+    place = folder / store.name_of(step)
+    place.mkdir()
+    for file in ("__0_0.distcp", ".metadata"):
+        (place / file).write_bytes(b"x")
+    files = {path.name: (1, store.digest(path)) for path in place.iterdir()}
+    manifest = Manifest(step=step, samples=0, seed=0, model="", data="", layout="", optimizer="adamw", files=files)
+    store.write_manifest(place, manifest)
 
 
 def steps_in(notebook: Notebook) -> list[int]:
@@ -121,14 +132,23 @@ def test_without_any_whole_checkpoint_the_run_begins_again(tmp_path: Path) -> No
     assert "no manifest" in reason
 
 
+def test_a_damaged_checkpoint_is_set_aside_and_one_that_only_the_disk_knows_is_gone_on_from(tmp_path: Path) -> None:
+    (tmp_path / "step-00000005").mkdir()
+    whole(tmp_path, step=10)
+    cluster, notebook = Cluster(), Notebook()
+
+    first = Started(plan=QUIET, checkpoints=((5, "step-00000005"),))
+    drive(
+        first, controller=Controller(), backend=cluster, record=notebook, check=check_in(tmp_path),
+        others=others_in(tmp_path),
+    )  # fmt: skip
+
+    assert steps_in(notebook) == list(range(11, 21))
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["aside-step-00000005", "step-00000010"]
+
+
 def test_a_checkpoint_of_unchanged_bytes_passes_the_check(tmp_path: Path) -> None:
-    folder = tmp_path / store.name_of(5)
-    folder.mkdir()
-    for file in ("__0_0.distcp", ".metadata"):
-        (folder / file).write_bytes(b"x")
-    files = {path.name: (1, store.digest(path)) for path in folder.iterdir()}
-    manifest = Manifest(step=5, samples=0, seed=0, model="", data="", layout="", optimizer="adamw", files=files)
-    store.write_manifest(folder, manifest)
+    whole(tmp_path, step=5)
 
     check_in(tmp_path)(store.name_of(5))
 

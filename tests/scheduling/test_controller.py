@@ -138,6 +138,29 @@ def test_a_rejected_checkpoint_gives_way_to_the_one_before_and_at_last_to_the_st
     assert controller.state.step == 0
 
 
+def test_a_save_that_nobody_told_of_is_gone_on_from_once_the_known_checkpoint_is_gone() -> None:
+    controller, _ = told(Started(plan=QUIET), *ready(), step(1), step(2), saved(2), step(3), step(4), lost())
+
+    # Rank 0 had saved step 4 and deleted step 2, and died before it could say so.
+    gone = Rejected(checkpoint="step-2", reason="not there", others=((4, "step-4"), (8, "step-8")))
+    first = controller.handle(gone, 9.0)
+    second = controller.handle(Rejected(checkpoint="step-4", reason="digest", others=((8, "step-8"),)), 10.0)
+    third = controller.handle(Rejected(checkpoint="step-8", reason="digest"), 11.0)
+
+    # Step 8, of which the journal knows nothing, is better than the start alone.
+    assert [answer[0].checkpoint for answer in (first, second, third) if isinstance(answer[0], Launch)] == [
+        "step-4", "step-8", "",
+    ]  # fmt: skip
+
+
+def test_a_drill_s_step_that_is_heard_of_after_its_launch_kills_nobody_of_the_next() -> None:
+    controller, _ = told(Started(plan=PLAN), *ready(), step(1), step(2), lost())
+
+    late, again = controller.handle(step(3), 9.0), controller.handle(step(3, 2), 10.0)
+
+    assert (late, again) == ([], [KillRank(rank=1)])
+
+
 def test_too_many_losses_without_a_checkpoint_end_the_run_with_a_remedy() -> None:
     controller, first = told(Started(plan=QUIET), lost(incarnation=1))
     second = controller.handle(lost(incarnation=2), 2.0)

@@ -37,6 +37,10 @@ _BLAME_SECONDS = 0.5
 """How long a rank that lost a peer waits for that peer's own end, which tells more."""
 
 
+_FACTS = (StepDone, Evaluated, Saved, Noted)
+"""What a rank says that does not end with it."""
+
+
 @dataclass(slots=True)
 class _Rank:
     """What the controller knows of one living rank."""
@@ -129,6 +133,7 @@ class LocalBackend:
             raise MachineError(
                 f"ranks do not end within {END_SECONDS:g} s of being killed", hint="look for processes in state D."
             )
+        self._hear_last_words()
         self._drop_ranks()
         shutil.rmtree(self.folder / "meeting", ignore_errors=True)
 
@@ -161,13 +166,20 @@ class LocalBackend:
         self.server.close()
         shutil.rmtree(self.folder / "meeting", ignore_errors=True)
 
+    def _hear_last_words(self) -> None:
+        """Read what ranks said and nobody has read yet: a checkpoint may have been saved."""
+        for rank in self._ranks.values():
+            self._hear_rank(rank)
+
     def _drop_ranks(self) -> None:
+        """Forget the ranks, and of what is still to be told all but what stays true without them."""
         for rank in self._ranks.values():
             if not rank.gone:
                 self._selector.unregister(rank.connection)
             rank.connection.close()
         self._ranks.clear()
-        self._events.clear()
+        facts = [event for event in self._events if isinstance(event, _FACTS)]
+        self._events = deque(facts)
         self._unexplained = None
 
     def _server_lines(self, *, wait: float | None) -> list[dict[str, Any]] | None:
@@ -265,6 +277,8 @@ class LocalBackend:
         """Judge a rank's end by the last words it sent and its exit code."""
         self._hear_rank(rank)
         rank.told_end = True
+        if rank.failed or not rank.done or code:
+            self._hear_last_words()  # They come first: what to go on from is decided when the loss is heard.
         if rank.failed:
             self._events.append(
                 RankFailed(

@@ -25,6 +25,7 @@ class Record(Protocol):
 
 
 Check = Callable[[str], None]
+Others = Callable[[str], tuple[tuple[int, str], ...]]
 Watch = Callable[[Event, RunState], None]
 
 
@@ -37,15 +38,26 @@ def check_in(folder: Path) -> Check:
     return check
 
 
+def others_in(folder: Path) -> Others:
+    """Return what sets a checkpoint in `folder` aside and tells (step, name) of those that are left, oldest first."""
+
+    def others(name: str) -> tuple[tuple[int, str], ...]:
+        store.set_aside(folder, name)
+        return tuple(store.checkpoints(folder))
+
+    return others
+
+
 def drive(
     first: Event, *, controller: Controller, backend: Backend, record: Record, check: Check | None = None,
-    watch: Watch | None = None, asked: Callable[[], Event | None] = lambda: None,
+    others: Others = lambda _: (), watch: Watch | None = None, asked: Callable[[], Event | None] = lambda: None,
 ) -> Ended:  # fmt: skip
     """Run until the controller is done; returns how it ended.
 
     Args:
         first: what starts it.
         check: raises `CheckpointError` if a checkpoint must not be loaded; None trusts all.
+        others: told of one that failed the check; returns (step, name) of those that there are instead.
         watch: told each event and the state after it.
         asked: what a person asked for since the last call, such as `StopAsked`.
     """
@@ -64,7 +76,7 @@ def drive(
         if watch is not None:
             watch(event, controller.state)
         for command in commands:
-            answer = _carry_out(command, backend, check)
+            answer = _carry_out(command, backend, check, others)
             if isinstance(answer, Ended):
                 record.append(answer, backend.now())
                 controller.handle(answer, backend.now())
@@ -75,14 +87,15 @@ def drive(
                 waiting.appendleft(answer)
 
 
-def _carry_out(command: Command, backend: Backend, check: Check | None) -> Event | None:
+def _carry_out(command: Command, backend: Backend, check: Check | None, others: Others) -> Event | None:
     """Carry a command out; returns the event that it leads to at once, if any."""
     if isinstance(command, Launch):
         if check is not None and command.checkpoint:
             try:
                 check(command.checkpoint)
             except CheckpointError as error:
-                return Rejected(checkpoint=command.checkpoint, reason=error.message)
+                name = command.checkpoint
+                return Rejected(checkpoint=name, reason=error.message, others=others(name))
         backend.launch(command)
     elif isinstance(command, KillRanks):
         backend.kill_ranks(command)

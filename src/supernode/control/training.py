@@ -19,7 +19,7 @@ from supernode.backends.fork_client import ForkServer
 from supernode.backends.local import LocalBackend
 from supernode.checkpoint import store
 from supernode.control import runs
-from supernode.control.drive import check_in, drive
+from supernode.control.drive import check_in, drive, others_in
 from supernode.control.jobfile import job_from, job_to_dict, overridden
 from supernode.control.journal import Journal
 from supernode.control.report import make_report, report_html, report_json
@@ -152,7 +152,7 @@ def _drive(
         with _interrupts() as asked:
             ended = drive(
                 Started(plan=plan, checkpoints=found), controller=Controller(state), backend=backend, record=journal,
-                check=check_in(run.checkpoints), watch=watch, asked=asked,
+                check=check_in(run.checkpoints), others=others_in(run.checkpoints), watch=watch, asked=asked,
             )  # fmt: skip
             if ended.outcome == "finished" and corpus is not None:
                 journal.append(Noted(name="bigram_loss", value=bigram_loss(corpus)), backend.now())

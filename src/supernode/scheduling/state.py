@@ -59,8 +59,10 @@ def advance(state: RunState | None, event: Event, time: float) -> RunState:
         changes["checkpoints"] = (*kept, (event.step, event.checkpoint))[-state.plan.job.checkpoint.keep :]
         changes |= {"saves": state.saves + 1, "save_seconds": state.save_seconds + event.seconds, "restarts": 0}
     elif isinstance(event, Rejected):
-        kept = [entry for entry in state.checkpoints if entry[1] != event.checkpoint]
-        changes |= {"checkpoints": tuple(kept), "step": kept[-1][0] if kept else 0}
+        kept = tuple(entry for entry in state.checkpoints if entry[1] != event.checkpoint) or _known(
+            state, event.others
+        )
+        changes |= {"checkpoints": kept, "step": kept[-1][0] if kept else 0}
         changes["incidents"] = _told(state, time, f"checkpoint {event.checkpoint} rejected", event.reason)
     elif isinstance(event, RankLost):
         changes["incidents"] = _told(state, time, f"rank {event.rank} lost", event.reason)
@@ -79,6 +81,12 @@ def advance(state: RunState | None, event: Event, time: float) -> RunState:
     else:
         assert isinstance(event, RanksEnded)
     return replace(state, **changes)
+
+
+def _known(state: RunState, found: tuple[tuple[int, str], ...]) -> tuple[tuple[int, str], ...]:
+    """Return those of the checkpoints whose steps the journal knows; all of them where it knows none."""
+    last = max(state.losses, default=0)
+    return tuple(entry for entry in found if entry[0] <= last) or found
 
 
 def relaunched(state: RunState) -> dict[str, Any]:
@@ -124,7 +132,7 @@ def _stepped(state: RunState, event: StepDone, time: float) -> RunState:
         state, step=step, losses=losses, step_seconds=seconds, parts=parts, rate=event.rate, norm=event.norm,
         updated=time, spent_seconds=state.spent_seconds + event.seconds,
         repeat_seconds=state.repeat_seconds + (event.seconds if is_repeat else 0.0),
-        drilled=state.drilled or (drill.kill_step > 0 and event.step == drill.kill_step),
+        drilled=state.drilled or (0 < drill.kill_step == event.step and event.incarnation == state.incarnation),
     )  # fmt: skip
 
 

@@ -84,10 +84,16 @@ class Saved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejected:
-    """A checkpoint is not whole, so an older one is used."""
+    """A checkpoint is not whole or not there, so another one is used.
+
+    Attributes:
+        others: (step, name) of the checkpoints that the disk has instead, oldest first. The word that one was saved is
+            lost with the rank that should have said it.
+    """
 
     checkpoint: str
     reason: str
+    others: tuple[tuple[int, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

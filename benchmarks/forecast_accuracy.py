@@ -12,7 +12,7 @@ from typing import Any
 
 import harness
 from nccl_accuracy import nccl_scores
-from supernode.validation.cases import load_cases
+from supernode.validation.cases import readable_cases
 from supernode.validation.memory import score_memory
 from supernode.validation.score import TableScore, score_tables
 from supernode.validation.tables import FOLDER
@@ -30,7 +30,8 @@ def main() -> None:
     parser = harness.parser(__doc__)
     parser.add_argument("--tables", type=Path, default=FOLDER, help="folder with tables in place of the shipped ones")
     flags = parser.parse_args()
-    scores = score_tables(load_cases(flags.tables))
+    cases, strange = readable_cases(flags.tables)
+    scores = score_tables(cases)
     memory = score_memory()
     nccl = nccl_scores()
     result: dict[str, Any] = {f"{name}_unseen_pct": score.unseen for name, score in scores.items()}
@@ -41,6 +42,7 @@ def main() -> None:
         "memory_activations_pct": memory.activations,
         "nccl_unseen_pct": max(kind["unseen_pct"] for kind in nccl["kinds"].values()),
         "nccl": nccl["kinds"],
+        "rows_not_read": strange,
         "tables": {name: asdict(score) for name, score in scores.items()},
         "error": "mean absolute error of step time; band: four of five unseen rows are within it",
         "machine": harness.machine("numpy"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from supernode.errors import SpecError
 from supernode.validation.case import Case
 from supernode.validation.cases_core import CORE_READERS
 from supernode.validation.cases_fsdp import FSDP_READERS
@@ -14,6 +15,29 @@ READERS = MEGATRON_READERS | FSDP_READERS | CORE_READERS
 
 
 def load_cases(folder: Path = FOLDER) -> list[Case]:
-    """Return all rows of all tables that a folder holds."""
-    found = [table for table in READERS if (folder / f"{table}.csv").exists()]
-    return [case for table in found for row in read(table, folder) for case in READERS[table](row)]
+    """Return all rows of all tables that a folder holds.
+
+    Raises:
+        SpecError: a row names a model or card that is not known.
+    """
+    cases, strange = readable_cases(folder)
+    if strange:
+        raise SpecError(
+            f"{len(strange)} rows in {folder} cannot be read: {strange[0]}", hint="see `planning/models.yaml`."
+        )
+    return cases
+
+
+def readable_cases(folder: Path) -> tuple[list[Case], list[str]]:
+    """Return the rows that can be read, and why the others cannot."""
+    cases: list[Case] = []
+    strange: list[str] = []
+    for table in READERS:
+        if not (folder / f"{table}.csv").exists():
+            continue
+        for row in read(table, folder):
+            try:
+                cases += READERS[table](row)
+            except SpecError as error:
+                strange.append(f"{table}: {error}")
+    return cases, strange

@@ -9,6 +9,7 @@ from supernode.planning.efficiency import precision_index
 from supernode.planning.presets import public_model
 from supernode.planning.shape import ModelShape, gpt_shape
 from supernode.planning.strategy import INTERLEAVED, NO_RECOMPUTE, ONE_F_ONE_B, Software
+from supernode.registry import lookup
 from supernode.validation.case import Case, ways_of
 from supernode.validation.tables import Row
 
@@ -23,13 +24,16 @@ BRIDGE_MODELS = {
     "DeepSeekV3": "deepseek-v3-mtp", "DeepSeekV3 (w/o MTP)": "deepseek-v3", "DeepSeekV4 Flash": "deepseek-v4-flash",
     "Nemotron_3_Nano": "nemotron-3-nano", "Nemotron_3_Super": "nemotron-3-super",
     "Nemotron_3_Ultra": "nemotron-3-ultra", "Nemotron_3_5_Lightning": "nemotron-3.5-lightning",
+    "GPT OSS 20B": "gpt-oss-20b", "Kimi_K2": "kimi-k2", "Kimi K2": "kimi-k2", "LLAMA2_70B": "llama2-70b",
+    "Mixtral_8x7B": "mixtral-8x7b", "GPT3_175B": "gpt3-175b",
+    "LLAMA2-13B": "llama2-13b", "LLAMA2-70B": "llama2-70b",
     "LLAMA3-8B": "llama3-8b", "LLAMA2-7B": "llama2-7b", "LLAMA3-70B": "llama3-70b", "LLAMA3-405B": "llama3-405b",
 }  # fmt: skip
 
 
 def bridge_model(name: str) -> str:
     """Return our name of a model in NVIDIA's tables; what stands in brackets is how it was run, save for MTP."""
-    return BRIDGE_MODELS.get(name) or BRIDGE_MODELS[name.partition(" (")[0]]
+    return BRIDGE_MODELS.get(name) or lookup(name.partition(" (")[0], BRIDGE_MODELS, kind="model")
 
 
 def bridge_precision(name: str) -> int:
@@ -40,8 +44,9 @@ def bridge_precision(name: str) -> int:
 
 
 def _degree(text: str) -> float:
-    """Return a parallel degree; `n/a` and nothing mean 1."""
-    return float(text) if text.strip().isdigit() else 1.0
+    """Return a parallel degree; `n/a` and nothing mean 1, and what stands in brackets is another recipe's."""
+    first = text.partition(" ")[0]
+    return max(float(first), 1.0) if first.isdigit() else 1.0
 
 
 # v0.5.0 of Megatron-Bridge, in NeMo 26.06, brought fused grouped products and whole-iteration graphs.

@@ -11,6 +11,7 @@ from supernode.planning.efficiency import precision_index
 from supernode.planning.presets import public_model
 from supernode.planning.shape import gpt_shape
 from supernode.planning.strategy import FULL, INTERLEAVED, NO_RECOMPUTE, ONE_F_ONE_B, SELECTIVE, Software
+from supernode.registry import lookup
 from supernode.validation.case import Case, ways_of
 from supernode.validation.tables import Row
 
@@ -46,7 +47,7 @@ FOUNDRY_PRECISIONS = {"bf16": "bfloat16", "amp_bf16": "bfloat16", "amp_fp8": "fl
 
 def mosaicml(row: Row) -> Iterable[Case]:
     """Read a row of llm-foundry's benchmarks: MPT models, fully sharded."""
-    mpt, sequence, gpus = MPT[row["model"]], float(row["seq"]), float(row["gpus"])
+    mpt, sequence, gpus = lookup(row["model"], MPT, kind="model"), float(row["seq"]), float(row["gpus"])
     model = gpt_shape(layers=mpt.layers, width=mpt.width, heads=mpt.heads, vocabulary=50_368, positions=sequence)
     batch = float(row["global_batch"])
     ways = ways_of(
@@ -69,11 +70,18 @@ TITAN_MODELS = {"8B": "llama3-8b", "70B": "llama3-70b", "405B": "llama3-405b"}
 TITAN_RECOMPUTE = {"full": FULL, "selective": SELECTIVE, "per-op SAC": SELECTIVE}
 
 
+def _titan_card(name: str) -> str:
+    """Return our name of a card; torchtitan's own H100 has less power than NVIDIA's."""
+    whole = {"H200": "H200", "500W": "H100-96 500W", "H100": "H100", "A100": "A100-80", "B200": "B200"}
+    return next((card for part, card in whole.items() if part in name), name)
+
+
 def torchtitan(row: Row) -> Iterable[Case]:
     """Read a row of torchtitan's benchmarks. Its local batch is cut into as many micro-batches as there are stages."""
     degrees = {name: float(size) for name, size in re.findall(r"(FSDP|TP|PP|CP)(\d+)", row["parallel"])}
-    data, pipeline = degrees["FSDP"], degrees.get("PP", 1.0)
     local, sequence, gpus = float(row["local_batch"]), float(row["seq"]), float(row["gpus"])
+    pipeline = degrees.get("PP", 1.0)
+    data = degrees.get("FSDP", gpus / pipeline / degrees.get("TP", 1.0) / degrees.get("CP", 1.0))
     technique = row["technique"].lower()
     is_compiled = "compile" in technique or "async" in technique or "2d" in technique or "tp" in technique
     software = ASYNC if "async" in technique else COMPILED if is_compiled else EAGER
@@ -86,8 +94,8 @@ def torchtitan(row: Row) -> Iterable[Case]:
         precision=precision_index("float8" if "FP8" in row["precision"] else "bfloat16"),
     )  # fmt: skip
     yield Case(
-        table="torchtitan", card="H200" if "H200" in row["gpu"] else "H100-96 500W", software=software,
-        model=public_model(TITAN_MODELS[row["model"].split()[-1]]), ways=ways,
+        table="torchtitan", card=_titan_card(row["gpu"]), software=software,
+        model=public_model(lookup(row["model"].split()[-1], TITAN_MODELS, kind="model")), ways=ways,
         seconds=local * data * sequence / gpus / float(row["tokens_per_s_per_gpu"]), fitting=row["fitting"] == "1",
         label=f"{row['model']} {row['parallel']} s{row['seq']} {row['technique']} {row['precision']}",
     )  # fmt: skip

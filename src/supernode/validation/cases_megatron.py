@@ -93,7 +93,7 @@ SC21_TABLE1 = {
 def sc21_table1(row: Row) -> Iterable[Case]:
     """Read a row of the SC'21 paper's weak scaling."""
     model, sequence = _gpt(row), float(row["seq"])
-    micro, interleave = SC21_TABLE1[int(row["hidden"])]
+    micro, interleave = SC21_TABLE1.get(int(row["hidden"]), (1, 1))
     gpus, batch = float(row["gpus"]), float(row["global_batch"])
     ways = ways_of(
         tensor=float(row["tp"]), pipeline=float(row["pp"]), data=float(row["dp"]), micro_batch=micro, batch=batch,

@@ -35,6 +35,12 @@ def test_events_come_back_in_order_with_their_times(tmp_path: Path) -> None:
     assert list(read(path)) == [(float(number), event) for number, event in enumerate(events)]
 
 
+def test_text_that_utf_8_cannot_hold_does_not_stop_the_run(tmp_path: Path) -> None:
+    path = filled(tmp_path / "journal.db", RankLost(rank=0, incarnation=1, reason="no file /tmp/\udcff, \ud800"))
+
+    assert [event for _, event in read(path)] == [RankLost(rank=0, incarnation=1, reason="no file /tmp/?, ?")]
+
+
 def test_a_reader_sees_what_a_living_writer_has_appended(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal.db")
     journal.append(step(1), 1.0)

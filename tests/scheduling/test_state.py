@@ -136,7 +136,7 @@ def test_every_event_survives_the_journals_codec() -> None:
         step(1, loss=float("inf")),
         saved(2),
         Noted(name="sample", value="ü\n\x00"),
-        Rejected(checkpoint="a", reason="b"),
+        Rejected(checkpoint="a", reason="b", others=((2, "step-2"),)),
     ]
 
     assert [from_json(KINDS[type(event).__name__], to_json(event)) for event in events] == events

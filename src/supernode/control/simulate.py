@@ -52,8 +52,8 @@ class Simulation:
         picture, trace = folder / "timeline.svg", folder / "trace.json"
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            picture.write_text(timeline_svg(self.timeline.spans))
-            trace.write_text(json.dumps(chrome_trace(self.timeline.spans)))
+            picture.write_text(timeline_svg(self.timeline.spans), encoding="utf-8")
+            trace.write_text(json.dumps(chrome_trace(self.timeline.spans)), encoding="utf-8")
         except OSError as error:
             raise MachineError(
                 f"cannot write in {folder}: {os.strerror(error.errno or 0)}", hint="choose another `--out`."

@@ -33,9 +33,10 @@ def to_json(value: Any) -> str:
     """Return a dataclass as one line of JSON.
 
     A diverged loss must survive, so NaN and infinities are written as Python's `json` writes them (`NaN`, `Infinity`);
-    pydantic alone would write `null`.
+    pydantic alone would write `null`. Half a surrogate pair, which file names and messages can hold and UTF-8 cannot,
+    becomes `?`.
     """
-    return json.dumps(to_plain(value), ensure_ascii=False)
+    return json.dumps(to_plain(value), ensure_ascii=False).encode("utf-8", "replace").decode("utf-8")
 
 
 def from_json(kind: type[T], text: str | bytes) -> T:

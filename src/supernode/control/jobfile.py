@@ -35,7 +35,7 @@ def load_job(path: Path, *, overrides: Mapping[str, Any] = _NOTHING) -> JobSpec:
         SpecError: the file cannot be read, is not YAML, or a key or a value of it is wrong.
     """
     job = job_from(overridden(read_mapping(path), overrides))
-    return _anchored(job, Path(os.path.abspath(path)).parent)
+    return anchored(job, Path(os.path.abspath(path)).parent)
 
 
 def job_from(mapping: Mapping[str, Any]) -> JobSpec:
@@ -181,7 +181,7 @@ def _check_functions(job: JobSpec) -> None:
             )
 
 
-def _anchored(job: JobSpec, folder: Path) -> JobSpec:
+def anchored(job: JobSpec, folder: Path) -> JobSpec:
     """Return the job with its relative paths taken from `folder`."""
 
     def path(name: str) -> str:

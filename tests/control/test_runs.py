@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from supernode.checkpoint import store
 from supernode.control import runs
 from supernode.control.journal import Journal
 from supernode.errors import CheckpointError, MachineError, RunError
+from supernode.schema.codec import to_json
 from supernode.schema.event import Started, StopAsked
 from supernode.schema.job import JobSpec
 from supernode.schema.plan import Layout, Plan
@@ -51,6 +56,21 @@ def test_a_second_controller_is_refused_while_the_first_is_at_work(tmp_path: Pat
     assert "supernode status" in caught.value.hint
     run.release()
     runs.RunFolder(run.path).hold().release()
+
+
+def test_one_who_looks_whether_a_folder_is_held_keeps_nobody_out(tmp_path: Path) -> None:
+    run = begun(tmp_path / "run")
+    run.release()
+    look = os.open(run.path, os.O_RDONLY)
+    fcntl.flock(look, fcntl.LOCK_SH)  # as `is_held` does for a moment
+    timer = threading.Timer(0.1, os.close, [look])
+    timer.start()
+
+    held = runs.RunFolder(run.path).hold()
+
+    assert held.is_held
+    held.release()
+    timer.join()
 
 
 def test_a_dead_holder_holds_nothing(tmp_path: Path) -> None:
@@ -144,6 +164,70 @@ def test_the_next_free_name_is_numbered(tmp_path: Path, monkeypatch: pytest.Monk
     assert runs.next_free("small") == Path("runs/small-3")
 
 
+def test_a_run_that_was_killed_while_it_prepared_gives_its_name_to_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    preparing = runs.create(runs.next_free("small"), JOB)
+
+    meanwhile = runs.next_free("small")
+    preparing.release()  # as the kernel does when it is killed
+
+    assert meanwhile == Path("runs/small-2")
+    assert runs.next_free("small") == Path("runs/small")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("job.json", '{"steps": 100}'),
+        ("job.json", "{}"),
+        ("job.json", "not JSON"),
+        ("data/text.txt", "mine"),
+        ("data", "mine"),
+        ("notes.txt", "mine"),
+    ],
+)
+def test_what_a_person_keeps_in_a_folder_is_neither_taken_over_nor_deleted(
+    tmp_path: Path, name: str, content: str
+) -> None:
+    (tmp_path / "job.json").write_text(to_json(JOB), encoding="utf-8")
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text(content)
+
+    with pytest.raises(RunError, match="not empty"):
+        runs.create(tmp_path, JobSpec(name="other"))
+
+    assert (tmp_path / name).read_text() == content
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_run_that_cannot_start_leaves_the_place_as_it_found_it(tmp_path: Path, is_there: bool) -> None:
+    folder = tmp_path / "run"
+    if is_there:
+        folder.mkdir()
+    run = runs.create(folder, JOB)
+    (folder / "data").mkdir()
+    (folder / "data" / "train.bin").touch()
+
+    run.forget_unstarted()
+    run.release()
+
+    assert folder.exists() == is_there
+    assert not is_there or list(folder.iterdir()) == []
+
+
+def test_a_run_that_took_a_folder_over_and_cannot_start_leaves_what_was_there(tmp_path: Path) -> None:
+    runs.create(tmp_path / "run", JOB).release()
+    (tmp_path / "run" / "data").mkdir()
+
+    run = runs.create(tmp_path / "run", JOB)
+    run.forget_unstarted()
+    run.release()
+
+    assert {entry.name for entry in run.path.iterdir()} == {"job.json", "data"}
+
+
 def test_a_run_that_never_started_says_so(tmp_path: Path) -> None:
     run = runs.create(tmp_path / "run", JOB)
     Journal(run.path / runs.JOURNAL).close()
@@ -209,8 +293,11 @@ def test_newer_checkpoints_are_set_aside_for_the_one_that_is_wanted(tmp_path: Pa
     state = state_with(run, steps=6)
 
     found = runs.checkpoints_to_go_on_from(run, state, wanted="step-00000002")
+    untouched = [name for _, name in store.checkpoints(run.checkpoints)]
+    runs.set_newer_aside(run, "step-00000002")
 
     assert found == ((2, "step-00000002"),)
+    assert untouched == ["step-00000002", "step-00000004", "step-00000006"]
     kept = {entry.name for entry in run.checkpoints.iterdir()}
     assert kept == {"step-00000002", "aside-step-00000004", "aside-step-00000006", "step-x", "notes"}
     with pytest.raises(CheckpointError, match="step-00000004") as caught:

@@ -12,7 +12,8 @@ import pytest
 
 from supernode import JobSpec, SuperNode, SupernodeError
 from supernode.control.supernode import as_job
-from supernode.errors import CapacityError, RunError, SpecError
+from supernode.errors import CapacityError, MachineError, RunError, SpecError
+from supernode.schema.job import DataSpec
 
 SAMPLE = """
 from cluster_sdk import SuperNode
@@ -106,6 +107,26 @@ def test_a_job_is_a_value_a_mapping_or_a_file(tmp_path: Path) -> None:
     assert as_job(JobSpec(steps=7)) == as_job({"steps": 7}) == as_job(tmp_path / "job.yaml") == JobSpec(steps=7)
     with pytest.raises(SpecError, match="int"):
         as_job(7)  # type: ignore[arg-type]
+
+
+def test_a_job_s_paths_start_where_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = {"dataset": "mine.py:data", "loss": "mine.py:loss"}
+
+    mapping = as_job({"model": "net.py:build", "data": data})
+    value = as_job(JobSpec(data=DataSpec(text="some/*.txt")))
+
+    assert mapping.model == f"{tmp_path}/net.py:build"
+    assert (mapping.data.dataset, mapping.data.loss) == (f"{tmp_path}/mine.py:data", f"{tmp_path}/mine.py:loss")
+    assert value.data.text == f"{tmp_path}/some/*.txt"
+
+
+def test_a_machine_that_is_not_this_computer_cannot_train(tmp_path: Path) -> None:
+    with pytest.raises(MachineError, match="is another machine") as caught:
+        SuperNode(card_count=8).run({"steps": 1}, folder=tmp_path / "run")
+
+    assert "SuperNode.discover()" in caught.value.hint
+    assert not (tmp_path / "run").exists()
 
 
 def test_plan_and_simulate_need_no_process() -> None:

@@ -1,13 +1,15 @@
 """Where a run lives: its folder, who holds it, and what can be read from it.
 
-`job.json` the job as it runs · `journal.db` what happened · `data/` tokens · `checkpoints/` · `logs/` one file a rank ·
-`report.html`, `report.json` at the end.
+`job.json` the job as last asked for: with the overrides of every `resume`, without the layout that `--cards` fits ·
+`journal.db` what happened · `data/` tokens · `checkpoints/` · `logs/` one file a rank · `report.html`, `report.json` at
+the end.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -24,7 +26,11 @@ from supernode.schema.report import RunState
 JOURNAL = "journal.db"
 JOB = "job.json"
 LOGS = "logs"
+DATA = "data"
 OLD_RANKS_SECONDS = 20.0
+LOOK_SECONDS = 0.5
+"""How long a folder may seem taken while someone looks whether it is."""
+_DATA_FILES = {"train.bin", "held_out.bin", "corpus.json", "tokenizer.json"}
 
 
 class RunFolder:
@@ -37,6 +43,7 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock = -1
+        self._made: tuple[Path, ...] = ()
 
     def hold(self) -> RunFolder:
         """Take the folder for this process, once the ranks of a controller that died are gone.
@@ -45,14 +52,12 @@ class RunFolder:
             RunError: another controller has it, or old ranks do not end.
         """
         self._lock = os.open(self.path, os.O_RDONLY)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        if not _locked(self._lock, within=LOOK_SECONDS):
             self.release()
             raise RunError(
                 f"another controller is running in {self.path}",
                 hint="watch it with `supernode status`, or choose another `--folder`.",
-            ) from error
+            )
         self._outlive_ranks()
         return self
 
@@ -60,13 +65,10 @@ class RunFolder:
         """Wait until no rank of an earlier controller is left; one may still be writing a checkpoint."""
         if not (self.path / LOGS).is_dir():
             return
-        probe, deadline = os.open(self.path / LOGS, os.O_RDONLY), time.monotonic() + OLD_RANKS_SECONDS
+        probe = os.open(self.path / LOGS, os.O_RDONLY)
         try:
-            while time.monotonic() < deadline:
-                with suppress(OSError):
-                    fcntl.flock(probe, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    return
-                time.sleep(0.02)
+            if _locked(probe, within=OLD_RANKS_SECONDS):
+                return
         finally:
             os.close(probe)
         self.release()
@@ -80,6 +82,37 @@ class RunFolder:
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
+
+    def forget_unstarted(self) -> None:
+        """Remove what `create` and preparing made, if the run never started; what was there before stays."""
+        if (self.path / JOURNAL).exists():
+            return
+        for path in self._made:
+            if path == self.path:
+                with suppress(OSError):  # Something else has come to lie there.
+                    path.rmdir()
+            elif path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+
+    def write_job(self, job: JobSpec) -> None:
+        """Keep the job; a reader finds the old one or the new one.
+
+        Raises:
+            MachineError: it cannot be written.
+        """
+        draft = self.path / f".{JOB}"
+        try:
+            draft.write_text(to_json(job), encoding="utf-8")
+            os.replace(draft, self.path / JOB)
+        except OSError as error:
+            with suppress(OSError):
+                draft.unlink(missing_ok=True)
+            raise MachineError(
+                f"cannot write in {self.path}: {error.strerror}",
+                hint="free some space on its disk, see to its permissions, or choose another `--folder`.",
+            ) from error
 
     @property
     def is_held(self) -> bool:
@@ -99,7 +132,7 @@ class RunFolder:
         return self.path / "checkpoints"
 
     def job(self) -> JobSpec:
-        """Return the job as it was accepted.
+        """Return the job as it was last asked for.
 
         Raises:
             RunError: its file is not what was written.
@@ -139,6 +172,7 @@ def create(folder: Path, job: JobSpec) -> RunFolder:
         RunError: it holds a run already, or something else.
         MachineError: it cannot be made.
     """
+    was_there = folder.is_dir()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -150,19 +184,53 @@ def create(folder: Path, job: JobSpec) -> RunFolder:
                 f"{folder} already holds a run",
                 hint=f"`supernode resume {folder}` goes on, or choose another `--folder`.",
             )
-        taken_over = (JOB, JOURNAL, f"{JOURNAL}-wal", f"{JOURNAL}-shm", "data") if (folder / JOB).exists() else ()
-        if others := [entry.name for entry in folder.iterdir() if entry.name not in taken_over]:
-            raise RunError(
-                f"{folder} is not empty (it holds `{sorted(others)[0]}`)", hint="choose an empty or new `--folder`."
-            )
-        (folder / JOB).write_text(to_json(job))
+        if others := sorted(entry.name for entry in folder.iterdir()):
+            if not never_started(folder):
+                raise RunError(
+                    f"{folder} is not empty (it holds `{others[0]}`)", hint="choose an empty or new `--folder`."
+                )
+        else:
+            run._made = (run.path / JOB, run.path / DATA, *(() if was_there else (run.path,)))
+        run.write_job(job)
     except OSError as error:
         run.release()
-        raise MachineError(f"cannot write in {folder}: {error.strerror}", hint="choose another `--folder`.") from error
-    except RunError:
+        raise MachineError(f"cannot read {folder}: {error.strerror}", hint="choose another `--folder`.") from error
+    except SupernodeError:
+        run.forget_unstarted()
         run.release()
         raise
     return run
+
+
+def never_started(folder: Path) -> bool:
+    """Tell whether a folder holds what a run leaves that was killed while it prepared, and nothing besides."""
+    names = {entry.name for entry in folder.iterdir()}
+    if DATA in names and not (folder / DATA).is_dir():
+        return False
+    data = {entry.name for entry in (folder / DATA).iterdir()} if DATA in names else set()
+    if names - {JOB, f".{JOB}", DATA, JOURNAL, f"{JOURNAL}-wal", f"{JOURNAL}-shm"}:
+        return False
+    if not all(name in _DATA_FILES or name.startswith(".draft-") for name in data):
+        return False
+    if (folder / JOURNAL).exists() and any(read(folder / JOURNAL)):
+        return False
+    try:
+        text = (folder / JOB).read_text(encoding="utf-8")
+        return to_json(from_json(JobSpec, text)) == text  # As we write it; a job file of the user's own would not be.
+    except (SupernodeError, OSError, ValueError):
+        return False
+
+
+def _locked(descriptor: int, *, within: float) -> bool:
+    """Take the lock of an open folder as soon as nobody has it; returns whether it could be had in so many seconds."""
+    deadline = time.monotonic() + within
+    while True:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
 
 
 def find(folder: Path) -> RunFolder:
@@ -181,16 +249,27 @@ def find(folder: Path) -> RunFolder:
 
 
 def next_free(name: str) -> Path:
-    """Return `runs/NAME`, or `runs/NAME-2` and so on where that is taken."""
+    """Return `runs/NAME`, or `runs/NAME-2` and so on where that is taken by what has started or is preparing."""
     path, number = Path("runs") / name, 1
-    while path.exists() and any(path.iterdir()):
+    while not _is_free(path):
         number += 1
         path = Path("runs") / f"{name}-{number}"
     return path
 
 
+def _is_free(path: Path) -> bool:
+    if not path.exists():
+        return True
+    try:
+        return path.is_dir() and not RunFolder(path).is_held and (not any(path.iterdir()) or never_started(path))
+    except (SupernodeError, OSError):
+        return False
+
+
 def checkpoints_to_go_on_from(run: RunFolder, state: RunState, *, wanted: str = "") -> tuple[tuple[int, str], ...]:
     """Return (step, name) of the checkpoints to go on from, oldest first; those up to `wanted` if it is given.
+
+    Nothing is renamed yet: `set_newer_aside` does that once nothing stands in the way of going on.
 
     A controller may die between a save and reading what its ranks said of the steps before it. Such a checkpoint is
     left out where an older one is there, so that the journal ends up with every step.
@@ -209,16 +288,15 @@ def checkpoints_to_go_on_from(run: RunFolder, state: RunState, *, wanted: str = 
             f"there is no checkpoint `{wanted}` in {run.checkpoints}",
             hint=f"there are: {', '.join(names) or 'none'}.",
         )
-    for name in names[names.index(wanted) + 1 :]:
-        # They belong to the way not taken; kept, under a name that no restart mistakes for this run's.
-        os.replace(run.checkpoints / name, _aside(run.checkpoints / f"aside-{name}"))
     return tuple(found[: names.index(wanted) + 1])
 
 
-def _aside(path: Path) -> Path:
-    number = 1
-    candidate = path
-    while candidate.exists():
-        number += 1
-        candidate = path.with_name(f"{path.name}-{number}")
-    return candidate
+def set_newer_aside(run: RunFolder, wanted: str) -> None:
+    """Rename the checkpoints after `wanted`: the way not taken, kept under names that no restart mistakes for its own.
+
+    Raises:
+        MachineError: one cannot be renamed.
+    """
+    for step, name in store.checkpoints(run.checkpoints):
+        if step > store.step_of(wanted):
+            store.set_aside(run.checkpoints, name)

@@ -157,6 +157,7 @@ class SuperNode:
 
         Raises:
             SupernodeError: job, model or data is wrong, or the machine cannot run it; what began can be resumed.
+            MachineError: this is not the machine of `discover`, so it can be planned and simulated only.
         """
         from supernode.control.training import start
 
@@ -164,18 +165,19 @@ class SuperNode:
 
     def resume(
         self, run: str | Path, *, checkpoint: str = "", overrides: Mapping[str, Any] | None = None,
-        watch: Watch | None = None,
+        cards: int | None = None, watch: Watch | None = None,
     ) -> Report:  # fmt: skip
         """Go on with a run from its newest whole checkpoint, on the cards that this machine has.
 
         Args:
             run: its folder.
             checkpoint: name of an older checkpoint to go on from; newer ones are renamed `aside-…`.
-            overrides: changed keys of the job by dotted name, such as {"parallelism.data": 1}.
+            overrides: changed keys of the job by dotted name, such as {"parallelism.data": 1}; they stay changed.
+            cards: how many to go on with, this time; degrees are then fitted to them.
         """
         from supernode.control.training import resume
 
-        return resume(self.pool, run, checkpoint=checkpoint, overrides=overrides or {}, watch=watch)
+        return resume(self.pool, run, checkpoint=checkpoint, overrides=overrides or {}, cards=cards, watch=watch)
 
     @staticmethod
     def status(run: str | Path) -> RunState:
@@ -196,13 +198,17 @@ class SuperNode:
 
 
 def as_job(job: Job) -> JobSpec:
-    """Return the job that a value, a mapping or a file describes."""
-    if isinstance(job, JobSpec):
-        return job
-    from supernode.control.jobfile import job_from, load_job
+    """Return the job that a value, a mapping or a file describes.
 
+    Relative paths start at the file's folder, those of a value or a mapping where this process is now: a later resume
+    may be elsewhere.
+    """
+    from supernode.control.jobfile import anchored, job_from, load_job
+
+    if isinstance(job, JobSpec):
+        return anchored(job, Path.cwd())
     if isinstance(job, Mapping):
-        return job_from(job)
+        return anchored(job_from(job), Path.cwd())
     if isinstance(job, (str, Path)):
         return load_job(Path(job))
     raise SpecError(

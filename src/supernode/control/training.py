@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import shutil
 import signal
 import socket
 import threading
@@ -31,14 +30,17 @@ from supernode.planning.planner import make_plan
 from supernode.scheduling.controller import Controller
 from supernode.schema.event import Ended, Event, Noted, Started, StopAsked
 from supernode.schema.job import JobSpec
-from supernode.schema.plan import Plan
+from supernode.schema.plan import Layout, Plan
 from supernode.schema.report import Report, RunState
 from supernode.schema.slice import Request
 
 if TYPE_CHECKING:
+    from supernode.hardware.machine import Machine
     from supernode.scheduling.pool import Pool
 
 Watch = Callable[[Event, RunState], None]
+LOCAL = "local"
+"""Name of the machine that `discover` describes: this computer."""
 CHANGEABLE = ("parallelism.", "gradient_accumulation", "checkpoint.", "recovery.", "evaluate.", "sample.", "drill.",
               "rendezvous", "threads", "steps")  # fmt: skip
 """Keys that a resumed run may have otherwise; the others would make it another run."""
@@ -56,22 +58,18 @@ def start(
         progress: told what is being prepared and how much of it is done, 0 to 1.
     """
     with _serving(server):
-        _check_computer(job)
+        _check_computer(job, pool.machine)
         layout = resolve_layout(job, pool.machine.card_count)  # Before anything is written.
-        if job.drill.kill_step and job.drill.rank >= layout.ranks:
-            raise SpecError(
-                f"`drill.rank` is {job.drill.rank}, and the layout has {layout.ranks} ranks",
-                hint=f"choose 0 to {layout.ranks - 1}, or leave `drill` out.",
-            )
+        _check_drill(job, layout)
         with _slice(pool, layout.ranks) as cards:
             make_plan(job, pool.machine, cards)
             run = runs.create(Path(folder) if folder is not None else runs.next_free(job.name), job)
             try:
-                corpus = None if job.data.dataset else prepare(job, run.path / "data", progress=progress)
+                corpus = None if job.data.dataset else prepare(job, run.path / runs.DATA, progress=progress)
                 plan = make_plan(job, pool.machine, cards, vocabulary=corpus.vocabulary if corpus else 0)
                 return _drive(run, plan, corpus, None, (), watch=watch, server=server)
             except BaseException:  # Ctrl-C too
-                _forget_unstarted(run)
+                run.forget_unstarted()
                 raise
             finally:
                 run.release()
@@ -85,13 +83,14 @@ def resume(
 
     Args:
         pool: as for `start`.
-        cards: how many to go on with; the layout is then fitted to them.
+        overrides: changed keys by dotted name. They stay for later resumes, as if the job had been written so.
+        cards: how many to go on with; the layout is then fitted to them, this time only.
     """
     with _serving(server):
         run = runs.find(Path(folder)).hold()
         try:
-            job = _changed(run.job(), overrides)
-            _check_computer(job)
+            job = asked = changed(run.job(), overrides)
+            _check_computer(job, pool.machine)
             corpus = None if job.data.dataset else _own_corpus(run, job)
             state = run.state()
             if state.outcome == "finished" and state.step >= job.steps:
@@ -107,8 +106,15 @@ def resume(
             if cards is not None:
                 job = fit_layout(job, cards)
             layout = resolve_layout(job, pool.machine.card_count if cards is None else cards)
+            if not state.drilled:
+                _check_drill(job, layout)
             with _slice(pool, layout.ranks) as chosen:
                 plan = make_plan(job, pool.machine, chosen, vocabulary=corpus.vocabulary if corpus else 0)
+                # Nothing refuses to go on any more.
+                if overrides:
+                    run.write_job(asked)
+                if checkpoint:
+                    runs.set_newer_aside(run, checkpoint)
                 return _drive(run, plan, corpus, state, found, watch=watch, server=server)
         finally:
             run.release()
@@ -131,7 +137,7 @@ def write_report(folder: str | Path) -> Report:
     for name, text in (("report.html", report_html(report, state)), ("report.json", json.dumps(report_json(report)))):
         draft = run.path / f".{name}"
         try:
-            draft.write_text(text)
+            draft.write_text(text, encoding="utf-8")
             os.replace(draft, run.path / name)
         except OSError as error:
             draft.unlink(missing_ok=True)
@@ -175,9 +181,9 @@ def _drive(
 def _own_corpus(run: runs.RunFolder, job: JobSpec) -> Corpus:
     """Return the tokens that the run has trained on: its own copy, whatever has become of their source since."""
     try:
-        return open_corpus(run.path / "data")
+        return open_corpus(run.path / runs.DATA)
     except DataError:
-        return prepare(job, run.path / "data")
+        return prepare(job, run.path / runs.DATA)
 
 
 def _explain_damage(run: runs.RunFolder, found: tuple[tuple[int, str], ...]) -> None:
@@ -236,7 +242,20 @@ def _interrupts() -> Iterator[Callable[[], Event | None]]:
             signal.signal(number, handler)
 
 
-def _check_computer(job: JobSpec) -> None:
+def _check_drill(job: JobSpec, layout: Layout) -> None:
+    if job.drill.kill_step and job.drill.rank >= layout.ranks:
+        raise SpecError(
+            f"`drill.rank` is {job.drill.rank}, and the layout has {layout.ranks} ranks",
+            hint=f"choose 0 to {layout.ranks - 1}, or set `drill.kill_step` to 0 for no drill.",
+        )
+
+
+def _check_computer(job: JobSpec, machine: Machine) -> None:
+    if machine.name != LOCAL:
+        raise MachineError(
+            f"training runs on this computer, and {machine.name} is another machine: it can be planned and simulated",
+            hint="run on `SuperNode.discover()`, which describes this computer.",
+        )
     if importlib.util.find_spec("torch") is None:
         raise MachineError(
             "torch is not installed, and training needs it",
@@ -254,7 +273,12 @@ def _check_computer(job: JobSpec) -> None:
             ) from error
 
 
-def _changed(job: JobSpec, overrides: Mapping[str, Any]) -> JobSpec:
+def changed(job: JobSpec, overrides: Mapping[str, Any]) -> JobSpec:
+    """Return the job of a run that has begun after values by dotted key are put into it.
+
+    Raises:
+        SpecError: a key or a value is wrong, or cannot change any more.
+    """
     if not overrides:
         return job
     plain = job_to_dict(job)
@@ -265,9 +289,3 @@ def _changed(job: JobSpec, overrides: Mapping[str, Any]) -> JobSpec:
                 hint=f"these can: {', '.join(CHANGEABLE)}; or start a new run.",
             )
     return job_from(overridden(plain, overrides))
-
-
-def _forget_unstarted(run: runs.RunFolder) -> None:
-    """Leave no folder behind for a job that never started, so that the next try finds it empty."""
-    if not (run.path / runs.JOURNAL).exists():
-        shutil.rmtree(run.path, ignore_errors=True)

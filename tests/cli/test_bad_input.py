@@ -268,7 +268,9 @@ def test_a_corrupt_shard_is_named_with_the_older_checkpoint(command: Command, st
         ("--set data.sequence=8", ("`data.sequence` cannot change", "these can")),
         ("--set stepz=8", ("stepz",)),
         ("--set steps=0", ("`steps` is 0",)),
-        ("--set parallelism.tensor=3", ("tensor 3",)),
+        ("--set parallelism.tensor=3", ("`parallelism.tensor` is 3", "4 heads")),
+        ("--checkpoint step-00000001 --set parallelism.data=3", ("`batch` 8", "data 3")),
+        ("--set drill.kill_step=3 --set drill.rank=9", ("`drill.rank` is 9", "`drill.kill_step`")),
         ("--set checkpoint=5", ("`checkpoint`",)),
         ("--set threads.a=5", ("threads",)),
     ],
@@ -277,11 +279,13 @@ def test_what_a_run_cannot_go_on_with_is_refused(
     command: Command, stopped_run: Path, words: str, named: tuple[str, ...]
 ) -> None:
     before = sorted(entry.name for entry in (stopped_run / "checkpoints").iterdir())
+    job = (stopped_run / runs.JOB).read_text()
 
     answer = command("resume", "small", *words.split())
 
     assert_refused(answer, *named)
     assert sorted(entry.name for entry in (stopped_run / "checkpoints").iterdir()) == before
+    assert (stopped_run / runs.JOB).read_text() == job
 
 
 def alter(statement: str) -> Callable[[Path], object]:

@@ -18,6 +18,7 @@ import yaml
 
 from supernode.checkpoint import store
 from supernode.cli.main import main
+from supernode.control.runs import RunFolder
 from supernode.control.training import status
 from supernode.errors import MachineError
 
@@ -118,7 +119,7 @@ def test_ctrl_c_at_the_terminal_saves_stops_and_can_be_gone_on_from(
         out, err = process.communicate(timeout=60)
     stopped = status(folder)
 
-    assert process.returncode == 0, err
+    assert process.returncode == 130, err
     assert "saving, then stopping" in err
     assert "stopped" in out
     assert stopped.outcome == "stopped"
@@ -126,6 +127,22 @@ def test_ctrl_c_at_the_terminal_saves_stops_and_can_be_gone_on_from(
     assert left_of(processes, within=5) == set()
     assert supernode(monkeypatch, workshop, "resume", str(folder)) == 0
     workshop.assert_same(folder, workshop.undisturbed("t2"))
+
+
+def test_a_layout_set_at_the_terminal_needs_no_cards_beside_it_and_stays_set(
+    workshop: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+    workshop.run(workshop.job("1", steps=2), folder)
+
+    code = supernode(monkeypatch, workshop, "resume", str(folder), "--set", "parallelism.data=2", "--set", "steps=3")
+    widened = status(folder).plan.ranks
+    workshop.resume(folder, cards=1, overrides={"steps": 4})
+
+    assert (code, widened, status(folder).plan.ranks) == (0, 2, 1)
+    # What `--cards` fitted was for once, what was set stays.
+    job = RunFolder(folder).job()
+    assert (job.parallelism.data, job.steps) == (2, 4)
 
 
 @pytest.fixture

@@ -8,7 +8,11 @@ from typing import Annotated, Any, Optional
 
 import typer
 
+from supernode.cli.words import printable
 from supernode.errors import SupernodeError
+
+STOPPED = 130
+"""Exit code of what was interrupted, as shells have it: 128 and the number of SIGINT."""
 
 app = typer.Typer(
     name="supernode", add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,
@@ -82,7 +86,7 @@ def simulate(
 def run(
     file: JobFile, cards: Cards = None, folder: Folder = None, overrides: Set = None, as_json: Json = False,
 ) -> None:  # fmt: skip
-    """Train on this computer until the job is done. Ctrl-C saves and stops; twice stops now."""
+    """Train on this computer until the job is done. Ctrl-C saves and stops, with exit code 130; twice stops now."""
     from supernode.cli import show
     from supernode.control.jobfile import load_job
     from supernode.control.training import start
@@ -98,6 +102,7 @@ def run(
             progress=watching.prepare,
         )
     show.report(report, as_json=as_json)
+    _leave(report)
 
 
 @app.command()
@@ -108,15 +113,18 @@ def resume(
     """Go on with a stopped, failed or orphaned run, on the same layout or on fewer or more cards."""
     from supernode.cli import show
     from supernode.control import runs
+    from supernode.control.training import changed
     from supernode.control.training import resume as go_on
 
-    job = runs.find(run).job()
+    changes = _overrides(overrides)
+    job = changed(runs.find(run).job(), changes)
     with show.Watching(quiet=as_json) as watching:
         report = go_on(
-            _local(cards, job).pool, run, checkpoint=checkpoint, overrides=_overrides(overrides), cards=cards,
+            _local(cards, job).pool, run, checkpoint=checkpoint, overrides=changes, cards=cards,
             watch=watching.see, server=_taken_server(),
         )  # fmt: skip
     show.report(report, as_json=as_json)
+    _leave(report)
 
 
 @app.command()
@@ -157,12 +165,13 @@ def main(server: Any = None) -> None:
     if server is not None:
         _SERVER.append(server)
     try:
-        app(standalone_mode=False)
+        answer = app(standalone_mode=False)
+        code = answer if isinstance(answer, int) else 0
     except SupernodeError as error:
         _complain(error.message, error.hint)
         code = error.exit_code
     except (KeyboardInterrupt, typer.Abort):
-        code = 130
+        code = STOPPED
     except BrokenPipeError:
         sys.stdout = None  # The reader has gone; nothing more can be said to it.
         code = 0
@@ -174,8 +183,6 @@ def main(server: Any = None) -> None:
         if message := error.format_message():  # None where no word at all was given, and help is shown.
             _complain(message, f"see `{context.command_path if context else 'supernode'} --help`.")
         code = 2
-    else:
-        code = 0
     finally:
         if _SERVER:
             _SERVER.pop().close()
@@ -222,10 +229,16 @@ def _node(cards: int | None, card: str, interconnect: str, cooling: str, machine
     return SuperNode(card_count=cards, interconnect=interconnect, cooling=cooling, card=card)
 
 
+def _leave(report: Any) -> None:
+    """Leave with another exit code than a finished run's if somebody stopped this one."""
+    if report.outcome == "stopped":
+        raise typer.Exit(STOPPED)
+
+
 def _complain(message: str, hint: str) -> None:
-    print(f"error: {message}", file=sys.stderr)
+    print(f"error: {printable(message)}", file=sys.stderr)
     if hint:
-        print(f"hint: {hint}", file=sys.stderr)
+        print(f"hint: {printable(hint)}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from supernode.cli.words import printable, printable_json
 from supernode.schema.codec import to_plain
 from supernode.schema.event import (
     Ended,
@@ -39,11 +39,11 @@ _TALK = Console(stderr=True)
 
 def talk(text: str) -> None:
     """Say something that is not data."""
-    _TALK.print(text, highlight=False, markup=False, soft_wrap=True)
+    _TALK.print(printable(text), highlight=False, markup=False, soft_wrap=True)
 
 
 def _print_json(value: Any) -> None:
-    print(json.dumps(value, ensure_ascii=False))
+    print(printable_json(value))
 
 
 def _rows(title: str, rows: list[tuple[str, str]]) -> None:
@@ -58,7 +58,7 @@ def _rows(title: str, rows: list[tuple[str, str]]) -> None:
 def _plain(text: str) -> Any:
     from rich.text import Text
 
-    return Text(text)
+    return Text(printable(text))
 
 
 def plan(value: Plan, *, as_json: bool) -> None:
@@ -239,7 +239,7 @@ class Watching:
             self._say(f"step {told}")
 
     def _say(self, text: str) -> None:
-        self._progress.console.print(text, highlight=False, markup=False, soft_wrap=True)
+        self._progress.console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
 
 
 def _list(cards: tuple[int, ...]) -> str:

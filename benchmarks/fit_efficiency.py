@@ -7,7 +7,7 @@ microbenchmarks and NCCL's own tests let one expect before any training run is s
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import NamedTuple
@@ -95,7 +95,16 @@ class Problem:
         return self.parameters(found.x)
 
 
-def render(fitted: Mapping[str, Efficiency]) -> str:
+RANGES: dict[str, Callable[[Case], float]] = {
+    "cards": lambda case: float(case.ways.cards),
+    "width": lambda case: float(case.model.width),
+    "sequence": lambda case: float(case.ways.sequence),
+    "tensor": lambda case: float(case.ways.tensor),
+    "pipeline": lambda case: float(case.ways.pipeline),
+}
+
+
+def render(fitted: Mapping[str, Efficiency], cases: Sequence[Case]) -> str:
     """Return the file's text."""
     lines = [
         "# How much of its data sheet a card generation delivers in training; see `Efficiency` for each parameter.",
@@ -106,6 +115,13 @@ def render(fitted: Mapping[str, Efficiency]) -> str:
         lines.append(f"  {name}:")
         lines += [f"    {key}: {value:.3e}" if value < 0.01 else f"    {key}: {value:.3f}"
                   for key, value in asdict(found).items()]  # fmt: skip
+    lines += ["# Least and most of what the fitting rows ran; beyond it a forecast is a guess, and says so.", "ranges:"]
+    for name in fitted:
+        lines.append(f"  {name}:")
+        mine = [case for case in cases if case.fitting and card_model(case.card).generation == name]
+        for key, value in RANGES.items():
+            found = [value(case) for case in mine]
+            lines.append(f"    {key}: [{min(found):.0f}, {max(found):.0f}]")
     return "\n".join(lines) + "\n"
 
 
@@ -131,10 +147,10 @@ def main() -> None:
     for generations in TOGETHER:
         fitted.update(Problem(generations, cases).solve())
     assert {f.name for f in fields(Efficiency)} == set(PRIORS)
-    print(render(fitted))
+    print(render(fitted, cases))
     report(fitted, cases)
     if not flags.dry:
-        flags.file.write_text(render(fitted), encoding="utf-8")
+        flags.file.write_text(render(fitted, cases), encoding="utf-8")
 
 
 if __name__ == "__main__":

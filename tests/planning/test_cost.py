@@ -52,13 +52,12 @@ def test_the_work_is_counted_by_hand() -> None:
     assert flops_per_step(shape, 100, 4) == 100 * (6 * 1400 + 12 * 2 * 8 * 4 / 2)
 
 
-def test_a_large_model_computes_at_the_rate_of_the_card() -> None:
+def test_a_model_of_this_width_computes_at_the_published_rate() -> None:
     plan = make_plan(job(), MACHINE)
 
-    ideal = plan.flops / (MACHINE.card.flops["bfloat16"] * MACHINE.card.efficiency)
-    # Norms, residual sums and the loss come on top: some tens of per cent at this width.
+    # llm-foundry's MPT-1B, as wide and as eager, reaches 41.8% of an H100's peak on 8 cards and 45,455 token/s.
     assert plan.step is not None
-    assert ideal < plan.step.compute < 1.5 * ideal
+    assert plan.flops / MACHINE.card.flops["bfloat16"] / plan.step.total == pytest.approx(0.418, rel=0.2)
 
 
 def test_one_card_waits_for_nobody() -> None:
@@ -87,13 +86,14 @@ def test_tensor_cuts_compute_and_waits_for_four_all_reduces_per_block() -> None:
 @pytest.mark.parametrize(("schedule", "interleave"), [("gpipe", 1), ("1f1b", 1), ("interleaved", 2)])
 def test_the_bubble_of_like_stages_is_the_published_share(schedule: str, interleave: int) -> None:
     fast = replace(MACHINE, tiers=tuple(replace(tier, bandwidth=1e18, latency=0.0) for tier in MACHINE.tiers))
-    piped = job(batch=16, accumulation=8, pipeline=2, schedule=schedule, interleave=interleave)
+    # Large micro-batches, so that the head's launches weigh nothing beside a stage.
+    piped = job(batch=128, accumulation=8, pipeline=2, schedule=schedule, interleave=interleave)
     light_head = replace(piped, model=replace(SHAPE, vocabulary=16))
 
     made = step(light_head, fast)
 
     # Narayanan et al., arXiv:2104.04473, section 2.2: (p - 1) / (m v).
-    assert made.pipeline / made.compute == pytest.approx(1 / (8 * interleave), rel=0.01)
+    assert made.pipeline / made.compute == pytest.approx(1 / (8 * interleave), rel=0.03)
 
 
 def test_gradients_hide_behind_backward_but_for_the_last_bucket() -> None:

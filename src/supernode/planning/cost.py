@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from supernode.hardware.machine import Machine
+from supernode.planning.efficiency import precision_index
 from supernode.planning.exchange import (
     all_gather_time,
     all_reduce_time,
@@ -14,18 +15,21 @@ from supernode.planning.exchange import (
     send_time,
     tensor_tier,
 )
+from supernode.planning.kernels import pass_times
 from supernode.planning.memory import moments
+from supernode.planning.rates import card_of
+from supernode.planning.shape import decoder_shape
+from supernode.planning.strategy import Software, make_strategies
+from supernode.planning.sublayers import attention_demand, embedding_traffic, head_demand, mlp_demand
 from supernode.planning.work import (
     ELEMENT_BYTES,
     block_matrix,
-    block_traffic,
     head_matrix,
     micro_batch_tokens,
     rank_parameters,
     shape_of,
     sharded_by,
     share,
-    stage_forward_flops,
 )
 from supernode.schema.model import DecoderShape
 from supernode.schema.plan import Plan, Stage, StepTime
@@ -36,6 +40,8 @@ BLOCK_OPERATIONS = 262
 OPERATION_TIME = 2.1e-6
 # `bucket_cap_mb` of torch.nn.parallel.DistributedDataParallel: the last bucket has no backward left to hide behind.
 BUCKET = 25 * 2**20
+# Our own trainer: eager PyTorch with `scaled_dot_product_attention`.
+TRAINER = Software(fused=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,36 +125,30 @@ def step_time(plan: Plan, machine: Machine) -> StepTime | None:
         pipeline=_bubble(plan, times, busiest) + _exposed_transfers(plan, machine),
         data=_data_sync(plan, shape, machine, parameters, busiest),
         optimizer=_update(plan, machine, parameters),
-        overhead=_overhead(plan, machine, busiest, busy=compute + tensor),
+        overhead=_overhead(plan, machine, busiest),
     )
 
 
 def _stage_time(plan: Plan, shape: DecoderShape, machine: Machine, stage: Stage, sync: float) -> StageTime:
-    tensor, element = plan.layout.tensor, ELEMENT_BYTES[plan.job.precision]
-    tokens, blocks = micro_batch_tokens(plan), stage.last - stage.first
-    flops = tokens * stage_forward_flops(shape, stage, plan.job.data.sequence, tensor=tensor)
-    weights = (blocks * block_matrix(shape, tensor) + stage.heads * head_matrix(shape, tensor)) * element
-    traffic = tokens * blocks * block_traffic(shape, tensor) * element
-    traffic += tokens * stage.embeds * 2 * shape.width * element
-    # Softmax and loss read and write the logits in float32: log-probabilities, their maximum and their sum.
-    traffic += tokens * stage.heads * 3 * share(shape.vocabulary, tensor) * 4
-    memory = machine.card.memory_bandwidth
-    # A product of few tokens waits for its weights instead (the roofline).
-    forward = max(flops / _rate(plan, machine), weights / memory) + traffic / memory
+    model, card = decoder_shape(shape), card_of(machine)
+    ways = make_strategies(
+        tensor=plan.layout.tensor, micro_batch=plan.micro_batch, sequence=plan.job.data.sequence,
+        precision=precision_index(plan.job.precision),
+    )  # fmt: skip
+    blocks = stage.last - stage.first
+    kinds = (attention_demand(model, ways, TRAINER), mlp_demand(model, ways, TRAINER))
+    passes = [pass_times(kind, ways, card, TRAINER) for kind in kinds]
+    head = pass_times(head_demand(model, ways), ways, card, TRAINER, again=False)
+    embedding = float(embedding_traffic(model, ways)) / (card.memory_bandwidth * card.fitted.memory)
+    forward = blocks * sum(float(each.forward) for each in passes)
+    backward = blocks * sum(float(each.backward) for each in passes)
     return StageTime(
         stage=stage,
-        forward=forward,
-        backward=2 * forward,
+        forward=forward + stage.heads * float(head.forward) + stage.embeds * embedding,
+        backward=backward + stage.heads * float(head.backward) + stage.embeds * embedding,
         tensor_forward=(2 * blocks + stage.embeds) * sync,
         tensor_backward=(2 * blocks + stage.heads) * sync,
     )
-
-
-def _rate(plan: Plan, machine: Machine) -> float:
-    """Return the FLOP/s that a card's large matrix products reach."""
-    # A precision that the card's data sheet does not name is taken to run like the slowest that it names.
-    rates = machine.card.flops
-    return rates.get(plan.job.precision, min(rates.values())) * machine.card.efficiency
 
 
 def _tensor_sync(plan: Plan, shape: DecoderShape, machine: Machine) -> float:
@@ -225,8 +225,9 @@ def _update(plan: Plan, machine: Machine, parameters: int) -> float:
     return passes * local / machine.card.memory_bandwidth
 
 
-def _overhead(plan: Plan, machine: Machine, busiest: list[StageTime], *, busy: float) -> float:
-    """Return the time of launching operations that is not hidden: an accelerator computes meanwhile, a CPU cannot."""
+def _overhead(plan: Plan, machine: Machine, busiest: list[StageTime]) -> float:
+    """Return what comes on top: launching on a CPU, which cannot compute meanwhile; an accelerator's own step costs."""
+    if machine.card.kind != "cpu":
+        return card_of(machine).fitted.step
     blocks = sum(t.stage.last - t.stage.first for t in busiest)
-    launching = plan.micro_batches * blocks * BLOCK_OPERATIONS * OPERATION_TIME
-    return launching if machine.card.kind == "cpu" else max(0.0, launching - busy)
+    return plan.micro_batches * blocks * BLOCK_OPERATIONS * OPERATION_TIME

@@ -81,7 +81,8 @@ class CardModel:
         """Return FLOP/s of very large matrix products."""
         index = precision.astype(int)
         fitted = self.fitted
-        part = (fitted.products, fitted.products, fitted.products_low, fitted.products_low, fitted.products_four)
+        low = fitted.products_low
+        part = (fitted.products, fitted.products, low, low, fitted.products_four, fitted.products)
         rate: Numbers = (np.asarray(self.peaks) * np.asarray(part))[index]
         return rate
 
@@ -135,7 +136,7 @@ def card_model(name: str) -> CardModel:
     half, low = entry["bfloat16"] * 1e12, entry["float8"] * 1e12
     return CardModel(
         generation=entry["generation"],
-        peaks=(half, half, low, low, entry["nvfp4"] * 1e12),
+        peaks=(half, half, low, low, entry["nvfp4"] * 1e12, entry["float32"] * 1e12),
         exponentials=entry["exponentials"] * 1e12,
         memory_bandwidth=entry["memory_bandwidth"] * 1e9,
         memory=entry["memory_GB"] * 1e9,

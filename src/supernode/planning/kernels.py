@@ -8,7 +8,7 @@ import numpy as np
 
 from supernode.planning.efficiency import CardModel
 from supernode.planning.shape import Numbers
-from supernode.planning.strategy import FULL, SELECTIVE, Software, Strategies
+from supernode.planning.strategy import FLOAT32, FULL, SELECTIVE, Software, Strategies
 from supernode.planning.sublayers import Demand
 
 # Flash attention's backward computes five products where the forward has two (Dao, arXiv:2307.08691, section 4.1).
@@ -16,10 +16,10 @@ FLASH_BACKWARD = 2.5
 # How much faster the attention's core is in 8 bits: its products double their rate, its exponentials do not.
 LOW_ATTENTION = 1.4
 # Bytes of an operand of a matrix product, by precision.
-OPERAND_BYTES = (2.0, 2.0, 1.0, 1.0, 0.5)
+OPERAND_BYTES = (2.0, 2.0, 1.0, 1.0, 0.5, 4.0)
 # Casting an activation, forward and for the weights' gradient alike: tensor scaling reads it twice and writes a byte;
 # blocks of 32 are scaled along rows and columns; four bits add a Hadamard transform and stochastic rounding.
-CAST_BYTES = (0.0, 0.0, 5.0, 6.0, 9.0)
+CAST_BYTES = (0.0, 0.0, 5.0, 6.0, 9.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -76,9 +76,11 @@ def pass_times(
     linear = demand.products / card.product_rate(ways.precision)
     linear = linear + fitted.operands * demand.operands * np.asarray(OPERAND_BYTES)[index] / bandwidth
     cast = demand.inputs * np.asarray(CAST_BYTES)[index]
-    core = demand.scores / card.peaks[1] + demand.exponentials / card.exponentials
+    wide = index == FLOAT32
+    core = demand.scores / np.where(wide, card.peaks[FLOAT32], card.peaks[1])
+    core = core + demand.exponentials / card.exponentials
     core = core / (fitted.scores * software.attention)
-    core = core / np.where((index > 1) & software.low_attention, LOW_ATTENTION, 1.0)
+    core = core / np.where((index > 1) & ~wide & software.low_attention, LOW_ATTENTION, 1.0)
     scored = demand.score_traffic / (bandwidth * fitted.memory)
     moved = (demand.traffic + cast) / (bandwidth * fitted.memory)
     tails = demand.kernels * fitted.tail + demand.syncs * fitted.sync

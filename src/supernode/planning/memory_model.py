@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from supernode.planning.shape import ModelShape, Numbers
-from supernode.planning.strategy import FULL, GPIPE, NO_RECOMPUTE, Software, Strategies
-from supernode.planning.sublayers import ELEMENT
+from supernode.planning.strategy import FLOAT32, FULL, GPIPE, NO_RECOMPUTE, Software, Strategies
 
-# Adam with mixed precision: weights of 16 bits; gradients summed in float32; a float32 copy and two moments.
+# Adam: gradients summed in float32 and two moments; with weights of 16 bits a float32 copy of them besides.
 GRADIENT_BYTES = 4
-OPTIMIZER_BYTES = 12
+MOMENT_BYTES = 8
+COPY_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -59,12 +59,12 @@ def memory_parts(model: ModelShape, ways: Strategies, software: Software) -> Mem
     gathered = np.where(ways.sharding >= 3, np.minimum(2 / layers * ways.pipeline, 1) * (dense + experts), 0)
     activations, one_layer = _activations(model, ways, software)
     # Logits, their softmax in float32 and its gradient, on a card that holds the head.
-    logits = np.where(ways.pipeline > 1, 0, ways.tokens * model.vocabulary / ways.tensor * (ELEMENT + 4 + ELEMENT))
+    logits = np.where(ways.pipeline > 1, 0, ways.tokens * model.vocabulary / ways.tensor * (ways.element + 4 + ways.element))
     anew = np.where(ways.recompute == FULL, one_layer, 0)
     return MemoryParts(
-        weights=(held(3) + gathered) * ELEMENT,
+        weights=(held(3) + gathered) * ways.element,
         gradients=held(2) * GRADIENT_BYTES,
-        optimizer=held(1) * OPTIMIZER_BYTES,
+        optimizer=held(1) * (MOMENT_BYTES + np.where(ways.precision == FLOAT32, 0, COPY_BYTES)),
         activations=activations,
         workspace=np.maximum(logits, anew),
     )
@@ -94,7 +94,7 @@ def _activations(model: ModelShape, ways: Strategies, software: Software) -> tup
     spread = np.where(ways.sequence_parallel > 0, ways.tensor, 1)
     kept = whole / spread + own / ways.tensor
     layer = kept + scores / ways.tensor
-    inputs = ELEMENT * model.width * model.layers
+    inputs = ways.element * model.width * model.layers
     per_token = np.where(ways.recompute == FULL, inputs, np.where(ways.recompute == NO_RECOMPUTE, layer, kept))
     tokens = ways.tokens / ways.pipeline  # a rank holds 1 / pipeline of the layers ...
     flying = tokens * per_token * _in_flight(ways)  # ... of so many micro-batches
@@ -104,20 +104,20 @@ def _activations(model: ModelShape, ways: Strategies, software: Software) -> tup
 def _token_bytes(model: ModelShape, ways: Strategies, software: Software) -> tuple[Numbers, Numbers, Numbers]:
     """Return bytes per token over all layers: whole on each card of the tensor axis, cut over it, and scores."""
     mask = 1 if software.dropout else 0
-    whole = model.sublayers * model.width * (2 * ELEMENT + mask)
+    whole = model.sublayers * model.width * (2 * ways.element + mask)
     queries, outputs = model.heads * model.head_width, model.heads * model.values
     pairs = model.key_value_heads * (model.head_width + model.values)
-    attention = (queries + pairs + outputs) * ELEMENT
-    mlp = model.mlp_width * (2 + model.gated) * ELEMENT
-    mixture = model.routed * (2 * model.routed_width + (2 + model.gated) * model.expert_width) * ELEMENT
-    mixture = mixture + model.shared_width * (2 + model.gated) * ELEMENT
-    mamba = 6 * model.mamba_heads * model.mamba_width * ELEMENT
+    attention = (queries + pairs + outputs) * ways.element
+    mlp = model.mlp_width * (2 + model.gated) * ways.element
+    mixture = model.routed * (2 * model.routed_width + (2 + model.gated) * model.expert_width) * ways.element
+    mixture = mixture + model.shared_width * (2 + model.gated) * ways.element
+    mamba = 6 * model.mamba_heads * model.mamba_width * ways.element
     own = model.attentions * attention + model.mlps * mlp + model.mixtures * mixture + model.mambas * mamba
     # Softmax, the mask of its dropout, and what is left of it.
     scores = (
         0
         if software.flash
-        else model.attentions * model.heads * ways.sequence * (2 * ELEMENT * mask + mask + ELEMENT * (1 - mask))
+        else model.attentions * model.heads * ways.sequence * (2 * ways.element * mask + mask + ways.element * (1 - mask))
     )
     return whole, own, np.asarray(scores, dtype=np.float64)
 

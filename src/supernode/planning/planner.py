@@ -11,6 +11,7 @@ from supernode.planning.cost import flops_per_step, step_time
 from supernode.planning.cut import cut_stages
 from supernode.planning.layout import resolve_layout
 from supernode.planning.memory import memory_use
+from supernode.planning.trust import doubts
 from supernode.planning.work import block_forward_flops, head_forward_flops, with_vocabulary
 from supernode.schema.job import JobSpec
 from supernode.schema.plan import Layout, MemoryUse, Plan, Stage
@@ -142,6 +143,7 @@ def _notes(plan: Plan, machine: Machine, at_hand: tuple[int, ...], memory: Memor
         return
     if plan.job.precision not in machine.card.flops:
         yield f"nothing is known of {machine.card.name} in {plan.job.precision}; its slowest precision is taken."
+    yield from doubts(plan, machine)
     if memory.total > NEARLY_FULL * machine.card.memory:
         yield f"the fullest card needs about {show_bytes(memory.total)} of {show_bytes(machine.card.memory)}; " \
               "the driver and fragments come on top."  # fmt: skip

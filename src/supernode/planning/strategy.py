@@ -14,8 +14,9 @@ NO_RECOMPUTE, SELECTIVE, FULL = 0, 1, 2
 """What is computed again in the backward: nothing, the attention's core, whole layers."""
 GPIPE, ONE_F_ONE_B, INTERLEAVED, ZERO_BUBBLE = 0, 1, 2, 3
 """Pipeline schedules."""
-PRECISIONS = ("float16", "bfloat16", "float8", "mxfp8", "nvfp4")
-"""Of the matrix products; everything else is of 16 bits."""
+PRECISIONS = ("float16", "bfloat16", "float8", "mxfp8", "nvfp4", "float32")
+"""Of the matrix products; everything else is of 16 bits, or of 32 where they are."""
+FLOAT32 = 5
 
 
 def _one() -> Numbers:
@@ -86,6 +87,11 @@ class Strategies:
     def micro_batches(self) -> Numbers:
         """Micro-batches of one step on each pipeline."""
         return self.batch / (self.data * self.micro_batch)
+
+    @property
+    def element(self) -> Numbers:
+        """Bytes of an activation."""
+        return np.where(self.precision == FLOAT32, 4.0, 2.0)
 
     @property
     def tokens(self) -> Numbers:

@@ -9,8 +9,6 @@ import numpy as np
 from supernode.planning.shape import ModelShape, Numbers
 from supernode.planning.strategy import Software, Strategies
 
-ELEMENT = 2
-"""Bytes of an activation or a weight at work."""
 # Router, dispatch, combine, shared experts, norm and residual.
 MIXTURE_KERNELS = 60.0
 # Flash kernels work on blocks of so many keys; a window that ends inside a block takes the whole block.
@@ -70,7 +68,7 @@ def _residual_traffic(model: ModelShape, ways: Strategies, software: Software) -
     elements = model.streams * ways.tokens * model.width / np.where(ways.sequence_parallel > 0, ways.tensor, 1)
     # Fused: read and write for the norm, two reads and a write for bias, dropout and sum together. Unfused: each alone.
     passes = 5.0 if software.fused else 8.0
-    return elements * (passes * ELEMENT + (1 if software.dropout else 0))
+    return elements * (passes * ways.element + (1 if software.dropout else 0))
 
 
 def attention_demand(model: ModelShape, ways: Strategies, software: Software) -> Demand:
@@ -89,7 +87,7 @@ def attention_demand(model: ModelShape, ways: Strategies, software: Software) ->
     into = tuple(np.where(is_latent, a, b) for a, b in zip(latent, plain, strict=True))
     products, operands, inputs = _sum(into, _product(tokens, model.width, outputs))
     scores, exponentials, score_traffic = _core(model, ways, software)
-    moved = tokens * (2 * queries + 2 * np.where(is_latent, 2 * queries, pairs)) * ELEMENT
+    moved = tokens * (2 * queries + 2 * np.where(is_latent, 2 * queries, pairs)) * ways.element
     traffic = moved * (1.0 if software.fused else 2.0) + _residual_traffic(model, ways, software)
     return Demand(
         products=products, operands=operands, inputs=inputs, scores=scores, traffic=traffic,
@@ -121,7 +119,7 @@ def mlp_demand(model: ModelShape, ways: Strategies, software: Software) -> Deman
         _product(tokens, (1 + model.gated) * hidden, model.width), _product(tokens, model.width, hidden)
     )
     passes = (2 + model.gated) if software.fused else (4 + 2 * model.gated)
-    traffic = tokens * hidden * passes * ELEMENT + _residual_traffic(model, ways, software)
+    traffic = tokens * hidden * passes * ways.element + _residual_traffic(model, ways, software)
     none = np.zeros(())
     return Demand(
         products=products, operands=operands, inputs=inputs, scores=none, traffic=traffic, kernels=16.0,
@@ -151,10 +149,10 @@ def mixture_demand(model: ModelShape, ways: Strategies, software: Software) -> D
     # Each visit is read and written where it is sent and where it comes back to be weighed; without a fused dispatcher
     # it is permuted before and after, too.
     passes = 4 if software.fused_dispatch else 8
-    permuted = visits / ways.expert_tensor * routed_width * passes * ELEMENT
+    permuted = visits / ways.expert_tensor * routed_width * passes * ways.element
     hidden_passes = 1.0 if software.fused_experts else 2 + model.gated
-    active = (visits * hidden * hidden_passes + tokens * shared * (2 + model.gated)) * ELEMENT
-    router = own * (model.experts * 16 + model.width * ELEMENT)
+    active = (visits * hidden * hidden_passes + tokens * shared * (2 + model.gated)) * ways.element
+    router = own * (model.experts * 16 + model.width * ways.element)
     none = np.zeros(())
     # Grouped products launch one kernel for each local expert and product, and casts of their own below 16 bits.
     each = 0.0 if software.fused_experts else np.where(ways.precision > 1, 10.0, 4.0)
@@ -175,7 +173,7 @@ def mamba_demand(model: ModelShape, ways: Strategies, software: Software) -> Dem
         _product(tokens, model.width, inner),
     )
     scan = tokens * inner * (4 * model.mamba_state + 128)
-    traffic = tokens * (inner * 14 + mixed * 4) * ELEMENT + _residual_traffic(model, ways, software)
+    traffic = tokens * (inner * 14 + mixed * 4) * ways.element + _residual_traffic(model, ways, software)
     return Demand(
         products=products, operands=operands, inputs=inputs, scores=scan, traffic=traffic, kernels=36.0,
         score_traffic=np.zeros(()),
@@ -188,7 +186,7 @@ def head_demand(model: ModelShape, ways: Strategies) -> Demand:
     products, operands, _ = _product(tokens, rows, model.width)
     none = np.zeros(())
     # The loss reads and writes the logits in float32: cast, maximum, difference, exponential and sum.
-    traffic = tokens * rows * 18.0 + tokens * model.width * 2 * ELEMENT
+    traffic = tokens * rows * 18.0 + tokens * model.width * 2 * ways.element
     return Demand(
         products=products, operands=operands, inputs=none, scores=none, traffic=traffic, kernels=30.0,
         score_traffic=none,
@@ -197,4 +195,4 @@ def head_demand(model: ModelShape, ways: Strategies) -> Demand:
 
 def embedding_traffic(model: ModelShape, ways: Strategies) -> Numbers:
     """Return bytes of looking tokens up, adding positions, and the gradient's scatter, forward and backward alike."""
-    return ways.tokens * model.width * 4 * ELEMENT
+    return ways.tokens * model.width * 4 * ways.element

@@ -13,7 +13,6 @@ from supernode.planning.network import exchange_time, gather_time, members_insid
 from supernode.planning.shape import ModelShape, Numbers
 from supernode.planning.strategy import FULL, GPIPE, ZERO_BUBBLE, Software, Strategies
 from supernode.planning.sublayers import (
-    ELEMENT,
     attention_demand,
     embedding_traffic,
     head_demand,
@@ -100,7 +99,7 @@ def step_parts(model: ModelShape, ways: Strategies, card: CardModel, software: S
     whole = body + ends[0] + ends[1]
     return StepParts(
         compute=many * (weight * stage.body.gpu + in_ends + _accumulation(model, ways, card, software)),
-        launch=many * weight * (stage.body.total - stage.body.gpu),
+        launch=many * weight * np.maximum(stage.body.total - stage.body.gpu, 0),
         tensor=many * weight * stage.tensor,
         context=many * weight * stage.context,
         expert=many * weight * stage.expert,
@@ -159,7 +158,7 @@ def _bubble(ways: Strategies, *, whole: Numbers, slow: Numbers) -> Numbers:
 
 def _transfers(model: ModelShape, ways: Strategies, card: CardModel, software: Software) -> Numbers:
     """Return the waiting for activations between stages: at each micro-batch, unless it is overlapped."""
-    nbytes = ways.tokens * model.width * ELEMENT / ways.tensor
+    nbytes = ways.tokens * model.width * ways.element / ways.tensor
     one = send_time(card.tuned_wires, nbytes, stride=ways.tensor * ways.context * ways.data)
     steady = ways.micro_batches * ways.interleave * (0.0 if software.overlaps_pipeline else 1.0)
     steady = np.where(ways.schedule == GPIPE, 0, steady)
@@ -168,7 +167,7 @@ def _transfers(model: ModelShape, ways: Strategies, card: CardModel, software: S
 
 def _tensor(model: ModelShape, ways: Strategies, card: CardModel, software: Software) -> Numbers:
     """Return seconds of the tensor axis: a gather and a scatter per sublayer in each pass, once more if recomputed."""
-    nbytes = ways.tokens * model.width * ELEMENT
+    nbytes = ways.tokens * model.width * ways.element
     one = 2 * gather_time(card.tuned_wires, nbytes, cards=ways.tensor, stride=np.ones(()))
     passes = np.where(ways.recompute == FULL, 3, 2)
     exposed = (1 - TENSOR_HIDDEN) if software.overlaps_tensor else 1.0
@@ -178,7 +177,7 @@ def _tensor(model: ModelShape, ways: Strategies, card: CardModel, software: Soft
 def _context(model: ModelShape, ways: Strategies, card: CardModel, core: Numbers) -> Numbers:
     """Return the waiting for keys and values, which travel round the context axis while scores are computed."""
     wide = model.key_value_heads * (model.head_width + model.values) / ways.tensor
-    nbytes = ways.context * ways.tokens * wide * ELEMENT
+    nbytes = ways.context * ways.tokens * wide * ways.element
     gather = gather_time(card.tuned_wires, nbytes, cards=ways.context, stride=ways.tensor)
     passes = np.where(ways.recompute == FULL, 4, 3)
     wait = passes * model.attentions * gather
@@ -196,7 +195,7 @@ def _expert(model: ModelShape, ways: Strategies, card: CardModel, software: Soft
     inside = members_inside(wires, ways.expert, ways.expert_tensor)
     nodes = np.maximum(ways.expert / inside, 1)
     copies = nodes * (1 - (1 - 1 / nodes) ** model.routed)
-    nbytes = tokens * model.routed_width * ELEMENT
+    nbytes = tokens * model.routed_width * ways.element
     within = exchange_time(wires, nbytes * model.routed, cards=inside, stride=ways.expert_tensor)
     across = (nodes > 1) * (
         nbytes * copies * (nodes - 1) / nodes / (wires.outside * wires.outside_efficiency) + wires.outside_latency
@@ -215,10 +214,10 @@ def _data(
     experts = {"cards": expert_copies(ways), "stride": ways.expert * ways.expert_tensor}
     wires = replace(card.tuned_wires, outside=card.wires.outside * software.rails)
 
-    def both(element: float) -> Numbers:
+    def both(element: Numbers | float) -> Numbers:
         return gather_time(wires, body * element, **dense) + gather_time(wires, routed * element, **experts)
 
-    scatter, gather = both(software.gradient_bytes), both(ELEMENT)
+    scatter, gather = both(software.gradient_bytes), both(ways.element)
     is_sharded = ways.sharding == 3
     if software.adapters:
         return np.zeros(())

@@ -68,24 +68,6 @@ def head_forward_flops(shape: DecoderShape, *, tensor: int = 1) -> float:
     return 2.0 * head_matrix(shape, tensor)
 
 
-def stage_forward_flops(shape: DecoderShape, stage: Stage, sequence: int, *, tensor: int = 1) -> float:
-    """Return FLOPs per token of one stage's forward on one card; the backward takes twice as many."""
-    blocks = (stage.last - stage.first) * block_forward_flops(shape, sequence, tensor=tensor)
-    return blocks + (head_forward_flops(shape, tensor=tensor) if stage.heads else 0.0)
-
-
-def block_traffic(shape: DecoderShape, tensor: int) -> float:
-    """Return elements per token that one block's forward reads and writes outside its matrix products.
-
-    Counted in eager PyTorch, where each operation reads its inputs and writes its result. Over the whole width: two
-    norms (2 each) and two residual sums (3 each). Over the card's own part: the rotary turn of queries and keys
-    (negate half, join, two products, sum: 10), the copy that puts heads side by side (2), SiLU (2) and the gate's
-    product (3).
-    """
-    own = (12 * shape.width + 10 * shape.key_heads * shape.head_width) / tensor + 5 * share(shape.inner, tensor)
-    return 10.0 * shape.width + own
-
-
 def block_activations(shape: DecoderShape, tensor: int) -> int:
     """Return elements per token that one block keeps for its backward.
 

@@ -14,6 +14,7 @@ from supernode.backends.local import LocalBackend
 from supernode.control.supernode import SuperNode
 from supernode.errors import MachineError
 from supernode.schema.event import KillRanks, Launch, RankLost, RankReady, Saved
+from supernode.schema.plan import Plan
 
 
 class SilentServer:
@@ -22,6 +23,8 @@ class SilentServer:
     def __init__(self) -> None:
         self.connection, self.own = socket.socketpair()
         self.pending = b""
+        self.is_ready = True
+        self.has_ended = False
         self.ranks: list[socket.socket] = []
 
     def send(self, request: dict[str, Any], descriptors: tuple[int, ...] = ()) -> None:
@@ -34,8 +37,13 @@ class SilentServer:
         return MachineError("the server is gone")
 
     def close(self) -> None:
+        self.has_ended = True
         for line in (self.connection, self.own, *self.ranks):
             line.close()
+
+
+def backend_plan() -> Plan:
+    return SuperNode.discover(cards=2, cpu_only=True).plan({"parallelism": {"data": 2}})
 
 
 @pytest.fixture
@@ -45,9 +53,8 @@ def server() -> SilentServer:
 
 @pytest.fixture
 def backend(tmp_path: Path, server: SilentServer):  # type: ignore[no-untyped-def]
-    plan = SuperNode.discover(cards=2, cpu_only=True).plan({"parallelism": {"data": 2}})
     made = LocalBackend(tmp_path, silence=60, server=server)  # type: ignore[arg-type]
-    made.launch(Launch(incarnation=1, plan=plan, checkpoint=""))
+    made.launch(Launch(incarnation=1, plan=backend_plan(), checkpoint=""))
     yield made
     made.close()
 
@@ -79,6 +86,28 @@ def test_a_save_is_told_before_the_loss_after_which_it_is_needed(backend: LocalB
     server.ranks[0].sendall(json.dumps(saved).encode() + b"\n")
 
     assert [type(event) for event in backend.poll(1.0)] == [Saved, RankLost]
+
+
+def test_a_server_that_still_imports_is_ended_with_its_ranks_and_another_starts_when_needed(
+    backend: LocalBackend, server: SilentServer
+) -> None:
+    server.is_ready = False
+    plan = backend_plan()
+
+    backend.kill_ranks(KillRanks(incarnation=1))  # As Ctrl-C does: not after 20 s, and with no word of state D.
+    ended, heard = server.has_ended, backend.poll(0.0)
+    backend.launch(Launch(incarnation=2, plan=plan, checkpoint=""))
+
+    assert (ended, heard) == (True, [])
+    assert backend.server is not server
+
+
+def test_a_server_is_ready_once_it_has_said_a_word(backend: LocalBackend, server: SilentServer) -> None:
+    server.is_ready = False
+    server.say(kind="ready")
+
+    assert backend.poll(1.0) == []
+    assert server.is_ready
 
 
 def test_a_ready_rank_tells_when_it_had_met_the_others(backend: LocalBackend, server: SilentServer) -> None:

@@ -30,6 +30,8 @@ class ForkServer:
         )
         theirs.close()
         self.pending = b""
+        self.is_ready = False
+        """It has imported what ranks need, and said so; until then it hears nothing."""
         self._has_forked = False
 
     @property
@@ -54,11 +56,16 @@ class ForkServer:
             hint="see its words above; `supernode resume` goes on.",
         )
 
+    @property
+    def has_ended(self) -> bool:
+        """Its process is gone."""
+        return self._process.poll() is not None
+
     def close(self) -> None:
         """End the server and every rank."""
         self.connection.close()
-        if not self._has_forked:
-            self._process.kill()  # It may be importing for seconds yet, and has no rank to end first.
+        if not (self._has_forked and self.is_ready):
+            self._process.kill()  # It may be importing for a minute yet. The kernel ends its ranks, should it have any.
         try:
             self._process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:

@@ -49,6 +49,7 @@ def main() -> None:
         return
     importlib.import_module("supernode.backends.local_rank").prepare()
     gc.freeze()  # Forked pages stay shared: the collector does not touch them any more.
+    _say(control, {"kind": "ready"})
     _Server(control).serve()
 
 
@@ -64,6 +65,7 @@ class _Server:
 
     def __init__(self, control: socket.socket) -> None:
         self.control = control
+        self.pid = os.getpid()
         self.children: dict[int, tuple[int, int]] = {}
         self.claim = -1
         self.wake_read, self.wake_write = os.pipe()
@@ -124,6 +126,8 @@ class _Server:
         code = 1
         try:
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != self.pid:
+                os._exit(code)  # The server ended before the kernel knew to end this fork with it.
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -88,6 +88,8 @@ class LocalBackend:
     def launch(self, command: Launch) -> None:
         """Fork every rank of a plan."""
         self._drop_ranks()
+        if self.server.has_ended:
+            self._start_server()
         plan = command.plan
         self._incarnation, self._launched, self._ended = command.incarnation, time.monotonic(), False
         meeting = self.folder / "meeting"
@@ -120,6 +122,15 @@ class LocalBackend:
 
     def kill_ranks(self, command: KillRanks) -> None:
         """End every rank that is left; none is left when this returns."""
+        if self.server.is_ready:
+            self._have_ranks_ended()
+        else:
+            self._end_server()
+        self._hear_last_words()
+        self._drop_ranks()
+        shutil.rmtree(self.folder / "meeting", ignore_errors=True)
+
+    def _have_ranks_ended(self) -> None:
         self._token += 1
         self.server.send({"kind": "kill_all", "token": self._token})
         deadline = time.monotonic() + END_SECONDS
@@ -133,9 +144,23 @@ class LocalBackend:
             raise MachineError(
                 f"ranks do not end within {END_SECONDS:g} s of being killed", hint="look for processes in state D."
             )
-        self._hear_last_words()
-        self._drop_ranks()
-        shutil.rmtree(self.folder / "meeting", ignore_errors=True)
+
+    def _end_server(self) -> None:
+        """End a server that still imports torch, and hears nothing meanwhile; another one starts with the next launch.
+
+        It may have got ready and forked this very moment: the kernel ends its ranks with it, and their lines then end.
+        """
+        self._selector.unregister(self.server.connection)
+        self.server.close()
+        deadline = time.monotonic() + END_SECONDS
+        for rank in self._ranks.values():
+            while not rank.gone and time.monotonic() < deadline:
+                self._hear_rank(rank)
+                time.sleep(0.0 if rank.gone else 0.01)
+
+    def _start_server(self) -> None:
+        self.server = ForkServer()
+        self._selector.register(self.server.connection, EVENT_READ, None)
 
     def ask_to_stop(self) -> None:
         """Tell the first rank, which tells the others with the step's next collective."""
@@ -204,6 +229,7 @@ class LocalBackend:
                     f"ranks cannot start: {message['message']}",
                     hint="install them with `pip install 'supernode-sdk[train]'`.",
                 )
+            self.server.is_ready = True
         return messages
 
     def _hear_server(self) -> None:
@@ -223,8 +249,7 @@ class LocalBackend:
             raise gone  # It cannot even start, and nor would another.
         self._selector.unregister(self.server.connection)
         self.server.close()
-        self.server = ForkServer()
-        self._selector.register(self.server.connection, EVENT_READ, None)
+        self._start_server()
         self._events.append(RankLost(rank=0, incarnation=self._incarnation, reason=gone.message))
 
     def _hear_rank(self, rank: _Rank) -> None:

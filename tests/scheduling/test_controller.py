@@ -216,6 +216,8 @@ def test_a_wish_to_stop_before_the_ranks_are_ready_needs_no_second() -> None:
     _, answer = told(Started(plan=QUIET), ready()[0], StopAsked())
 
     assert [type(command) for command in answer] == [KillRanks, Finish]
+    assert isinstance(answer[1], Finish)
+    assert answer[1].ended.message == "stopped at step 0; no step is saved"
 
 
 def test_a_rank_lost_while_stopping_ends_the_run_as_stopped() -> None:

@@ -93,9 +93,9 @@ def _ending(state: RunState, step: int) -> Ended:
 
 
 def _stopped(state: RunState) -> Ended:
-    kept = state.checkpoints[-1][0] if state.checkpoints else 0
+    kept = f"step {state.checkpoints[-1][0]} is saved" if state.checkpoints else "no step is saved"
     return Ended(
         outcome="stopped",
-        message=f"stopped at step {state.step}; step {kept} is saved",
+        message=f"stopped at step {state.step}; {kept}",
         hint="`supernode resume` goes on.",
     )

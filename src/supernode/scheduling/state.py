@@ -59,10 +59,9 @@ def advance(state: RunState | None, event: Event, time: float) -> RunState:
         changes["checkpoints"] = (*kept, (event.step, event.checkpoint))[-state.plan.job.checkpoint.keep :]
         changes |= {"saves": state.saves + 1, "save_seconds": state.save_seconds + event.seconds, "restarts": 0}
     elif isinstance(event, Rejected):
-        kept = tuple(entry for entry in state.checkpoints if entry[1] != event.checkpoint) or _known(
-            state, event.others
-        )
-        changes |= {"checkpoints": kept, "step": kept[-1][0] if kept else 0}
+        left = tuple(entry for entry in state.checkpoints if entry[1] != event.checkpoint)
+        left = left or _known(state, event.others)
+        changes |= {"checkpoints": left, "step": left[-1][0] if left else 0}
         changes["incidents"] = _told(state, time, f"checkpoint {event.checkpoint} rejected", event.reason)
     elif isinstance(event, RankLost):
         changes["incidents"] = _told(state, time, f"rank {event.rank} lost", event.reason)

@@ -40,7 +40,7 @@ def card_of(machine: Machine) -> CardModel:
     return CardModel(
         generation="",
         peaks=(half, half, low, low, low, card.flops.get("float32", slowest)),
-        exponentials=half / FLOPS_PER_EXPONENTIAL,
+        exponentials=(max(card.flops.values()) if card.kind == "cpu" else half) / FLOPS_PER_EXPONENTIAL,
         memory_bandwidth=card.memory_bandwidth,
         memory=float(card.memory),
         wires=_wires(machine),

@@ -119,8 +119,9 @@ def card_of(machine: Machine) -> tuple[CardModel, tuple[str, ...]]:
     low = part.flops.get("float8", half)
     ratio = float(np.median([card_model(name).exponentials / card_model(name).peaks[1] for name in card_names()]))
     card = CardModel(
-        generation="unknown", peaks=tuple(half if name.endswith("16") else low for name in PRECISIONS), exponentials=half * ratio,
-        memory_bandwidth=part.memory_bandwidth, memory=part.memory, wires=wires, fitted=Efficiency(**middle),
+        generation="unknown", peaks=tuple(half if name.endswith("16") else low for name in PRECISIONS),
+        exponentials=half * ratio, memory_bandwidth=part.memory_bandwidth, memory=part.memory, wires=wires,
+        fitted=Efficiency(**middle),
     )  # fmt: skip
     return card, (f"no measurements of {part.name}: it is taken to reach what other cards do; calibrate.",)
 

@@ -20,9 +20,10 @@ from supernode.validation.tables import FOLDER
 
 def row(score: TableScore) -> str:
     """Return a table's score as a line for people."""
-    cells = [score.fitted, score.unseen, score.null_unseen, score.calculon, score.band]
+    cells = [score.fitted, score.unseen, score.null_unseen, score.band]
     shown = "".join(f"{'–' if cell is None else f'{cell:.1f}%':>10}" for cell in cells)
-    return f"{score.table:16}{score.fitted_rows:6}{score.unseen_rows:8}{shown}"
+    calculon = "–" if score.calculon is None else " to ".join(f"{cell:g}%" for cell in dict.fromkeys(score.calculon))
+    return f"{score.table:16}{score.fitted_rows:6}{score.unseen_rows:8}{shown}{calculon:>15}"
 
 
 def main() -> None:
@@ -47,7 +48,7 @@ def main() -> None:
         "error": "mean absolute error of step time; band: four of five unseen rows are within it",
         "machine": harness.machine("numpy"),
     }
-    harness.say("table           fitted  unseen    fitted    unseen      null  Calculon      band")
+    harness.say("table           fitted  unseen    fitted    unseen      null      band       Calculon")
     for score in scores.values():
         harness.say(row(score))
     harness.finish(result, flags)

@@ -153,7 +153,7 @@ def test_a_run_goes_on_with_the_data_that_it_began_with(workshop: Any, tmp_path:
         workshop.resume(tmp_path / "run", overrides={"steps": 6})
 
     assert workshop.steps_taken(tmp_path / "run") == [1, 2, 3, 4]
-    assert "data.text" in caught.value.hint
+    assert "put the data back" in caught.value.hint
 
 
 def test_ctrl_c_twice_stops_now_and_the_run_can_go_on(workshop: Any, tmp_path: Path) -> None:

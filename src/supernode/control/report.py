@@ -43,7 +43,6 @@ def make_report(state: RunState) -> Report:
     seconds = list(state.step_seconds.values())
     plan = state.plan
     spent = state.spent_seconds
-    done = len(seconds) + len(state.repeats)
     return Report(
         name=plan.job.name,
         outcome=state.outcome,
@@ -56,7 +55,7 @@ def make_report(state: RunState) -> Report:
         predicted=_predicted(plan.step),
         measured={"total": median(seconds), **state.parts} if seconds else {},
         wall=_wall(state),
-        tokens_per_second=plan.tokens_per_step * done / spent if spent > 0 else None,
+        tokens_per_second=state.spent_tokens / spent if spent > 0 else None,
         failures=state.failures,
         repeats=len(state.repeats),
         repeats_identical=sum(same for _, same in state.repeats),

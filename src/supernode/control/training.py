@@ -22,13 +22,12 @@ from supernode.control.drive import check_in, drive, others_in
 from supernode.control.jobfile import job_from, job_to_dict, overridden
 from supernode.control.journal import Journal
 from supernode.control.report import make_report, report_html, report_json
-from supernode.data.bigram import bigram_loss
 from supernode.data.corpus import Corpus, open_corpus, prepare
 from supernode.errors import BY_NAME, CheckpointError, DataError, MachineError, RunError, SpecError, SupernodeError
 from supernode.planning.layout import fit_layout, resolve_layout
 from supernode.planning.planner import make_plan
 from supernode.scheduling.controller import Controller
-from supernode.schema.event import Ended, Event, Noted, Started, StopAsked
+from supernode.schema.event import Ended, Event, Started, StopAsked
 from supernode.schema.job import JobSpec
 from supernode.schema.plan import Layout, Plan
 from supernode.schema.report import Report, RunState
@@ -160,8 +159,6 @@ def _drive(
                 Started(plan=plan, checkpoints=found), controller=Controller(state), backend=backend, record=journal,
                 check=check_in(run.checkpoints), others=others_in(run.checkpoints), watch=watch, asked=asked,
             )  # fmt: skip
-            if ended.outcome == "finished" and corpus is not None:
-                journal.append(Noted(name="bigram_loss", value=bigram_loss(corpus)), backend.now())
     except SupernodeError as error:
         ended = Ended(outcome="failed", message=error.message, hint=error.hint, kind=type(error).__name__)
         with suppress(SupernodeError):  # Where the journal itself is what failed, the error tells it all.

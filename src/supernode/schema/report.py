@@ -30,6 +30,7 @@ class RunState:
         checkpoints: (step, name) of the checkpoints thought whole, oldest first.
         losses: training loss by step; a step done twice keeps the last value.
         repeats: steps done again after a failure, and whether each gave the same loss.
+        spent_tokens: that all steps trained on, those done again counted again; samples, for a user's data set.
         spent_seconds: in steps, of which `repeat_seconds` in steps done again.
         launch_seconds: from launches to the ranks being ready; `ready_seconds` is the newest launch's so far.
         started: Unix time at which the run was accepted.
@@ -58,6 +59,7 @@ class RunState:
     drilled: bool = False
     saves: int = 0
     spent_seconds: float = 0.0
+    spent_tokens: int = 0
     repeat_seconds: float = 0.0
     save_seconds: float = 0.0
     evaluate_seconds: float = 0.0

@@ -15,8 +15,6 @@ from supernode.collectives.tree import PARTS
 from supernode.errors import SpecError
 from supernode.registry import lookup
 
-PATTERNS = ("next", "others", "pair", "tree", "switch")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leg:
@@ -25,7 +23,8 @@ class Leg:
     Attributes:
         level: index of the level, innermost 0.
         pattern: whom a card sends to: the `next` in the ring; all `others` at once; the one at the other end of a
-            `pair`; its neighbours in two `tree`s, two messages at most; the `switch`, which adds and sends back.
+            `pair`; one card, for a `send` without answer; its neighbours in two `tree`s, two messages at most; the
+            `switch`, which adds and sends back.
         share: part of the collective's bytes in one message.
         repeats: how often, one after the other.
         distance: between the two of a pair, in cards of the level.
@@ -49,12 +48,14 @@ class Outline:
         algorithm: its name.
         sizes: of the groups, innermost first.
         lanes: sequences of legs that are under way at once, each on links of its own.
+        apart: whether each card is in one of the lanes only, and not in all.
     """
 
     kind: str
     algorithm: str
     sizes: tuple[int, ...]
     lanes: tuple[tuple[Leg, ...], ...]
+    apart: bool = False
 
     @property
     def cards(self) -> int:
@@ -184,11 +185,11 @@ def flat_ring(kind: str, sizes: Sequence[int]) -> Outline:
     cards = math.prod(sizes)
     step = Leg(level=0, pattern="next", share=1 / cards, repeats=cards - 1, reduces=True)
     lanes = tuple(turned(kind, [replace(step, level=level)]) for level, size in enumerate(sizes) if size > 1)
-    return Outline(kind=kind, algorithm="flat_ring", sizes=tuple(sizes), lanes=lanes or ((),))
+    return Outline(kind=kind, algorithm="flat_ring", sizes=tuple(sizes), lanes=lanes or ((),), apart=True)
 
 
 def double_tree(ranks: int, *, level: int = 0, parts: int = PARTS) -> Outline:
-    """Return the double binary tree's all-reduce; in the middle of it a card has two messages of each half to send."""
+    """Return the double binary tree's all-reduce, from above: its first and last steps send less than is charged."""
     check_sizes((ranks,))
     depth = max(0, ranks - 1).bit_length()
     leg = Leg(level=level, pattern="tree", share=1 / (2 * parts), repeats=depth + parts - 1, reduces=True)
@@ -207,7 +208,7 @@ def binomial(ranks: int) -> Outline:
     """Return the broadcast in which those who have the vector double each time."""
     check_sizes((ranks,))
     steps = (ranks - 1).bit_length()
-    legs = tuple(Leg(level=0, pattern="pair", share=1.0, distance=1 << step) for step in range(steps))
+    legs = tuple(Leg(level=0, pattern="send", share=1.0, distance=1 << step) for step in range(steps))
     return Outline(kind="broadcast", algorithm="binomial", sizes=(ranks,), lanes=(legs,))
 
 

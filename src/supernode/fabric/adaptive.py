@@ -6,6 +6,7 @@ bytes from dear to cheap paths in small steps. The prices also prove how far the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,6 +18,7 @@ from supernode.fabric.routes import Routes, cheapest, checked, routes_from, spre
 GAP = 0.01  # stop when at most so far from the best possible
 ROUNDS = 12  # of new paths
 STEPS = 1500  # of shifting in a round
+ENOUGH = 0.001  # of the busiest link's load: what further shifting in a round may still be worth
 SCATTERED = 4  # paths of random prices, and random shortest ones, to begin with
 STEEPNESS = (12.0, 40.0, 120.0)  # of the prices that look for new paths: flat ones find detours, steep ones relief
 
@@ -59,28 +61,32 @@ def balance(network: Network, source: Ints, target: Ints, demand: Floats | None 
     wanted = np.ones(source.size) if demand is None else np.asarray(demand, dtype=np.float64)
     taken = np.divide(1.0, network.bandwidth, out=np.zeros(network.links), where=network.bandwidth > 0)
     paths = _first(network, source, target)
-    share = (np.arange(paths.flow.size) < source.size).astype(np.float64)
-    worst, bound, reach = float(np.max(paths.load(share * wanted[paths.flow]) * taken)), 0.0, 1.0
-    steepest = np.log(network.links) / (gap / 3)
-    for turn in range(ROUNDS):
-        steep = min(steepest, 50 * 1.6**turn)
+    trial = share = np.ones(source.size)
+    worst, bound, reach = float(np.max(paths.load(share * wanted) * taken)), 0.0, 1.0
+    steep, steepest = 50.0, np.log(network.links) / (gap / 3)
+    for _ in range(ROUNDS):
+        used = paths.load(paths.widened(trial) * wanted[paths.flow]) * taken
+        prices = [_prices(used, steepness) * taken for steepness in (*STEEPNESS, steep)]
+        ways = [cheapest(network, source, target, price + 1e-13 * price.max()) for price in prices]
+        costs = [wanted @ way[0] / (price @ network.bandwidth) for way, price in zip(ways, prices, strict=True)]
+        bound = max(bound, *(float(cost) for cost in costs))
+        if bound >= worst * (1 - gap):
+            break
+        paths = _grown(paths, network, source, target, ways)
         matrix = csr_array(paths.part.multiply((taken / worst)[:, None]).multiply(wanted[paths.flow][None, :]))
         mixed = _parted(paths.widened(share) + 0.02, paths.flow)
         trial, best, reach = _shift(matrix, paths.flow, mixed, steep=steep, reach=max(reach / 10, 1e-3))
         if best < 1:
             share, worst = trial, worst * best
-        prices = [_prices(matrix @ trial, steepness) * taken for steepness in (*STEEPNESS, steep)]
-        ways = [cheapest(network, source, target, price + 1e-13 * price.max()) for price in prices]
-        costs = [wanted @ way[0] / (price @ network.bandwidth) for way, price in zip(ways, prices, strict=True)]
-        bound = max(bound, *costs)
-        if bound >= worst * (1 - gap):
-            break
-        for _, link, flow in ways:
-            paths = _more(paths, link, flow, np.ones(link.size))
+        steep = min(steepest, steep * 1.6)
+    return Balance(routes=_dealt(paths, share, network, source, target), throughput=1 / worst, bound=1 / bound)
+
+
+def _dealt(paths: _Paths, share: Floats, network: Network, source: Ints, target: Ints) -> Routes:
+    """Return the routes of flows that are dealt out to their ways."""
     entries = csr_array(paths.part.multiply(paths.widened(share)[None, :])).tocoo()
     flow = paths.flow[entries.col]
-    routes = routes_from(network, source, target, link=entries.row, flow=flow, part=entries.data)
-    return Balance(routes=routes, throughput=1 / worst, bound=1 / bound)
+    return routes_from(network, source, target, link=entries.row, flow=flow, part=entries.data)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -101,15 +107,24 @@ class _Paths:
 
 
 def _first(network: Network, source: Ints, target: Ints) -> _Paths:
-    """Return the even spread over all shortest paths as one way, and some single paths beside it."""
-    dice = np.random.default_rng(0)
-    lottery = dice.random(network.links)
+    """Return the even spread over all shortest paths as each flow's only way."""
+    lottery = np.random.default_rng(0).random(network.links)
     part = spread(network, source, target).part
-    paths = _Paths(flow=np.arange(source.size), part=part, mark=np.asarray(part.T @ lottery), lottery=lottery)
-    for _ in range(SCATTERED):
-        _, link, flow = cheapest(network, source, target, dice.uniform(1, 2, network.links))
+    return _Paths(flow=np.arange(source.size), part=part, mark=np.asarray(part.T @ lottery), lottery=lottery)
+
+
+def _grown(
+    paths: _Paths, network: Network, source: Ints, target: Ints, ways: Sequence[tuple[Floats, Ints, Ints]]
+) -> _Paths:
+    """Return the ways with the cheapest of several prices beside them; the first time, some random ones, too."""
+    if paths.flow.size == source.size:
+        dice = np.random.default_rng(1)
+        for _ in range(SCATTERED):
+            _, link, flow = cheapest(network, source, target, dice.uniform(1, 2, network.links))
+            paths = _more(paths, link, flow, np.ones(link.size))
+            paths = _more(paths, *walk(network, source, target, dice, single=True))
+    for _, link, flow in ways:
         paths = _more(paths, link, flow, np.ones(link.size))
-        paths = _more(paths, *walk(network, source, target, dice, single=True))
     return paths
 
 
@@ -167,21 +182,39 @@ def _shift(matrix: csr_array, flow: Ints, share: Floats, *, steep: float, reach:
         before, slope = now, back @ price
         least = np.full(flows, np.inf)
         np.minimum.at(least, flow, slope)
+        if slope @ probe - least.sum() < ENOUGH:
+            break  # by convexity, no shares are better by more than this
         down = slope - least[flow]
-        while True:
-            ahead = _parted(lead * np.exp(-np.minimum(down / (weight * reach), 50.0)) + 1e-15, flow)
-            there = (1 - weight) * here + weight * ahead
-            moved = np.sum(ahead * np.log(np.maximum(ahead, 1e-300) / np.maximum(lead, 1e-300)))
-            promised = now + slope @ (there - probe) + weight**2 * reach * moved
-            if _softened(matrix @ there, steep)[0] <= promised + 1e-13 or reach > 1e9:
-                break
-            reach *= 2
-        here, lead, reach = there, ahead, reach * 0.9
+        ahead, reach = _step(matrix, flow, down, here, lead, weight=weight, reach=reach, steep=steep, goal=(now, slope))
+        here, lead, reach = (1 - weight) * here + weight * ahead, ahead, reach * 0.9
         weight = (np.sqrt(weight**4 + 4 * weight**2) - weight**2) / 2
         top = float((matrix @ here).max())
         if top < lowest:
             best, lowest = here, top
     return best, lowest, reach
+
+
+def _step(
+    matrix: csr_array,
+    flow: Ints,
+    down: Floats,
+    here: Floats,
+    lead: Floats,
+    *,
+    weight: float,
+    reach: float,
+    steep: float,
+    goal: tuple[float, Floats],
+) -> tuple[Floats, float]:
+    """Return the lead's next shares, by the longest step that keeps what the slope promises, and its reach."""
+    now, slope = goal
+    while True:
+        ahead = _parted(lead * np.exp(-np.minimum(down / (weight * reach), 50.0)) + 1e-15, flow)
+        moved = np.sum(ahead * np.log(np.maximum(ahead, 1e-300) / np.maximum(lead, 1e-300)))
+        promised = now + weight * (slope @ (ahead - lead)) + weight**2 * reach * moved
+        if _softened(matrix @ ((1 - weight) * here + weight * ahead), steep)[0] <= promised + 1e-13 or reach > 1e9:
+            return ahead, reach
+        reach *= 2
 
 
 def _softened(used: Floats, steep: float) -> tuple[float, Floats]:

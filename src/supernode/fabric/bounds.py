@@ -30,20 +30,11 @@ def optimum(network: Network, source: Ints, target: Ints, demand: Floats | None 
     wanted = np.ones(source.size) if demand is None else demand
     roots, row = np.unique(source, return_inverse=True)
     up, size = network.up, network.vertices
-    links = np.arange(up.size)
-    incidence = csr_array(
-        (
-            np.concatenate([np.ones(up.size), -np.ones(up.size)]),
-            (np.concatenate([network.head[up], network.tail[up]]), np.concatenate([links, links])),
-        ),
-        shape=(size, up.size),
-    )
+    incidence = _incidence(network)
     # Of each commodity, what enters a vertex less what leaves it is λ times what the vertex wants, the root left out.
     need = np.zeros((roots.size, size))
     np.add.at(need, (row, target), wanted)
-    rows = np.concatenate(
-        [root * 0 + k * size + np.flatnonzero(np.arange(size) != root) for k, root in enumerate(roots)]
-    )
+    rows = np.concatenate([k * size + np.flatnonzero(np.arange(size) != root) for k, root in enumerate(roots)])
     balance = hstack([kron(eye(roots.size), incidence), csr_array(-need.reshape(-1, 1))]).tocsr()[rows]
     share = hstack([kron(np.ones((1, roots.size)), eye(up.size)), csr_array((up.size, 1))])
     cost = np.zeros(roots.size * up.size + 1)
@@ -57,6 +48,14 @@ def optimum(network: Network, source: Ints, target: Ints, demand: Floats | None 
             f"HiGHS found no optimum: {solved.message}", hint="try fewer flows, or `adaptive` with its bound."
         )
     return float(-solved.fun * scale)
+
+
+def _incidence(network: Network) -> csr_array:
+    """Return (V, links that are up), 1 where a link enters a vertex, −1 where it leaves."""
+    up = network.up
+    links, ones = np.arange(up.size), np.ones(up.size)
+    place = (np.concatenate([network.head[up], network.tail[up]]), np.concatenate([links, links]))
+    return csr_array((np.concatenate([ones, -ones]), place), shape=(network.vertices, up.size))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

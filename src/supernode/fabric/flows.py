@@ -49,7 +49,20 @@ def fair_rates(part: csr_array, bandwidth: Floats) -> Floats:
 def efficiency(network: Network, nbytes: Floats, links: Ints) -> Floats:
     """Return which part of a link's bandwidth messages of these sizes reach."""
     half = network.half[links]
-    return np.asarray(np.where(nbytes > 0, nbytes / np.maximum(nbytes + half, 1e-300), 1.0), dtype=np.float64)
+    return np.asarray(1 / (1 + half / np.maximum(nbytes, 1e-9)), dtype=np.float64)
+
+
+def rates(network: Network, routes: Routes, nbytes: Floats | None = None) -> Floats:
+    """Return (F,) bytes/s of flows that are all under way.
+
+    Args:
+        nbytes: (F,) of each one's messages; None takes long ones, which use links fully.
+
+    Raises:
+        CapacityError: a flow goes over a link that is down.
+    """
+    size = np.full(routes.source.size, np.inf) if nbytes is None else nbytes
+    return fair_rates(_taken(network, routes, size), network.bandwidth)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -96,8 +109,9 @@ def transfer(network: Network, routes: Routes, nbytes: Floats) -> Transfer:
         left[index] = np.maximum(left[index] - rate * step, 0.0)
         ended = index[wait <= step * (1 + TIE)]
         left[ended], done[ended], moving[ended] = 0.0, now, False
-    busy = (nbytes > 0) | (routes.latency > 0)
-    finish = done + routes.latency + network.overhead * busy
+    # Switches pass on and add by themselves; what keeps a sender busy is a card's software.
+    sends = np.bincount(routes.source, minlength=network.vertices)[routes.source] * (routes.source < network.cards)
+    finish = done + routes.latency + network.overhead * sends
     return Transfer(finish=finish, first_rate=first, load=routes.load(nbytes))
 
 

@@ -30,7 +30,7 @@ class Level:
         bandwidth: bytes/s of one link, one direction: to a neighbour, or of the card's port where a switch is between.
             A ring of two joins its cards by two links.
         latency: seconds over one link; the way through a switch is two.
-        overhead: seconds that a message costs beside.
+        overhead: seconds that each message keeps its sender busy beside.
         half: bytes of a message at which a link reaches half of its bandwidth.
     """
 
@@ -65,6 +65,10 @@ class Assumptions:
 
 OURS = Assumptions()
 
+MESSAGE_OVERHEAD = (
+    0.5e-6  # seconds; estimate, order of the gap that LogGP measurements of RDMA show; calibrate for yours
+)
+
 Load = Callable[[Leg, int], tuple[float, int]]
 
 
@@ -92,14 +96,14 @@ LOADS: Mapping[str, Load] = {"ring": _ring, "full_mesh": _full_mesh, "switch": _
 
 CARRIES = {
     "ring": ("next", "others", "pair"),
-    "full_mesh": ("next", "others", "pair"),
-    "switch": ("next", "others", "pair", "tree", "switch"),
+    "full_mesh": ("next", "others", "pair", "send"),
+    "switch": ("next", "others", "pair", "send", "tree", "switch"),
 }
 """Patterns whose load is known in closed form."""
 
 
 def leg_time(leg: Leg, level: Level, nbytes: Seconds, *, given: Assumptions = OURS) -> Seconds:
-    """Return the time of a leg, all repeats.
+    """Return the time of a leg, all repeats, the overhead of messages left out.
 
     Args:
         nbytes: of the collective: of one card's whole buffer. An array gives an array.
@@ -115,7 +119,13 @@ def leg_time(leg: Leg, level: Level, nbytes: Seconds, *, given: Assumptions = OU
     if given.store_and_forward:
         load += hops - 1 if level.kind == "switch" else 0
     one = (leg.share * np.asarray(nbytes, dtype=np.float64) + level.half) / level.bandwidth
-    return leg.repeats * (level.overhead + hops * level.latency + load * one)
+    return leg.repeats * (hops * level.latency + load * one)
+
+
+def leg_overhead(leg: Leg, level: Level) -> float:
+    """Return how long a leg's messages keep their sender busy."""
+    messages = {"others": level.size - 1, "tree": 2}.get(leg.pattern, 1)
+    return leg.repeats * messages * level.overhead
 
 
 def outline_time(outline: Outline, levels: Sequence[Level], nbytes: Seconds, *, given: Assumptions = OURS) -> Seconds:
@@ -125,15 +135,13 @@ def outline_time(outline: Outline, levels: Sequence[Level], nbytes: Seconds, *, 
         SpecError: the sizes differ, or a leg has no closed form.
     """
     check_fit(outline.sizes, levels)
-    lanes = [
-        [leg_time(leg, levels[leg.level], nbytes, given=given) for leg in lane] for lane in dict.fromkeys(outline.lanes)
-    ]
     total: Seconds = 0.0
-    for together in zip(*lanes, strict=True):
-        slowest = together[0]
-        for other in together[1:]:
-            slowest = np.maximum(slowest, other)
-        total = total + slowest
+    for together in zip(*outline.lanes, strict=True):
+        slowest: Seconds = 0.0
+        for leg in dict.fromkeys(together):
+            slowest = np.maximum(slowest, leg_time(leg, levels[leg.level], nbytes, given=given))
+        busy = [leg_overhead(leg, levels[leg.level]) for leg in together]
+        total = total + slowest + (max(busy) if outline.apart else sum(busy))
     return total
 
 
@@ -162,8 +170,11 @@ def check_fit(sizes: Sequence[int], levels: Sequence[Level]) -> None:
         )
 
 
-def levels_of(machine: Machine) -> tuple[Level, ...]:
+def levels_of(machine: Machine, *, overhead: float = MESSAGE_OVERHEAD) -> tuple[Level, ...]:
     """Return a machine's levels, innermost first.
+
+    Args:
+        overhead: seconds that each message keeps its sender busy beside.
 
     Raises:
         SpecError: tiers whose sizes do not divide each other.
@@ -172,8 +183,9 @@ def levels_of(machine: Machine) -> tuple[Level, ...]:
     if machine.is_direct:
         kind = "full_mesh" if machine.topology == "full_mesh" else "ring"
         sizes = machine.shape[::-1] or (machine.card_count,)
+        rate = machine.link_bandwidth
         return tuple(
-            Level(kind=kind, size=size, bandwidth=machine.link_bandwidth, latency=latency) for size in sizes
+            Level(kind=kind, size=size, bandwidth=rate, latency=latency, overhead=overhead) for size in sizes
         )  # fmt: skip
     levels, below = [], 1
     for tier in machine.tiers:
@@ -184,7 +196,13 @@ def levels_of(machine: Machine) -> tuple[Level, ...]:
             )
         # A tier's latency is from card to card: two links, one up and one down.
         levels.append(
-            Level(kind="switch", size=tier.cards // below, bandwidth=tier.bandwidth, latency=tier.latency / 2)
+            Level(
+                kind="switch",
+                size=tier.cards // below,
+                bandwidth=tier.bandwidth,
+                latency=tier.latency / 2,
+                overhead=overhead,
+            )
         )
         below = tier.cards
     return tuple(levels)

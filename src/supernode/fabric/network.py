@@ -32,7 +32,7 @@ class Network:
         bandwidth: (L,) bytes/s; 0 where the link is down.
         latency: (L,) seconds.
         half: (L,) bytes of a message at which the link reaches half of its bandwidth.
-        overhead: seconds that each message costs beside.
+        overhead: seconds that each message keeps its sender busy beside.
         sizes: of the grid whose axes were joined level by level, innermost first; empty elsewhere.
     """
 
@@ -160,12 +160,7 @@ def from_edges(
     table = np.array(edges, dtype=np.float64).reshape(-1, 4)
     ends = table[:, :2].astype(np.int64)
     count = vertices or max(cards, int(ends.max(initial=-1)) + 1)
-    if table.size and (ends.min() < 0 or ends.max() >= count or (ends[:, 0] == ends[:, 1]).any()):
-        raise SpecError(
-            "an edge has an end that is no vertex, or two equal ends", hint=f"number them 0 to {count - 1}."
-        )
-    if not (np.isfinite(table).all() and (table[:, 2] > 0).all() and (table[:, 3] >= 0).all()):
-        raise SpecError("an edge without bandwidth, or of negative latency", hint="give bytes/s above 0, and seconds.")
+    _check_edges(table, ends, vertices=count)
     key, which = np.unique(
         np.concatenate([ends[:, 0] * count + ends[:, 1], ends[:, 1] * count + ends[:, 0]]), return_inverse=True
     )
@@ -182,3 +177,12 @@ def from_edges(
         overhead=overhead,
         sizes=sizes,
     )
+
+
+def _check_edges(table: Floats, ends: Ints, *, vertices: int) -> None:
+    if table.size and (ends.min() < 0 or ends.max() >= vertices or (ends[:, 0] == ends[:, 1]).any()):
+        raise SpecError(
+            "an edge has an end that is no vertex, or two equal ends", hint=f"number them 0 to {vertices - 1}."
+        )
+    if not (np.isfinite(table).all() and (table[:, 2] > 0).all() and (table[:, 3] >= 0).all()):
+        raise SpecError("an edge without bandwidth, or of negative latency", hint="give bytes/s above 0, and seconds.")

@@ -124,15 +124,6 @@ def _taken(network: Network, routes: Routes, nbytes: Floats) -> csr_array:
     return csr_array((taken, (entries.row, entries.col)), shape=routes.part.shape)
 
 
-def phase_time(network: Network, one: Phase, nbytes: float, *, vertices: Ints, route: Router = spread) -> float:
-    """Return the time of one repeat of a phase whose pieces have so many bytes; it ends when all have arrived."""
-    source, target, pieces = one.messages(vertices.size)
-    if not source.size:
-        return 0.0
-    routes = route(network, vertices[source], vertices[target])
-    return transfer(network, routes, pieces.astype(np.float64) * nbytes).time
-
-
 def schedule_time(
     schedule: Schedule, network: Network, nbytes: float, *, ranks: Sequence[int] = (), route: Router = spread
 ) -> float:
@@ -147,15 +138,17 @@ def schedule_time(
     """
     vertices = np.asarray(ranks or range(schedule.vertices), dtype=np.int64)
     piece, total = nbytes * schedule.share, 0.0
-    known: dict[tuple[bytes, bytes], float] = {}
+    known: dict[tuple[bytes, ...], float] = {}
     for step in range(max((len(lane) for lane in schedule.lanes), default=0)):
         together = [lane[step] for lane in schedule.lanes if step < len(lane)]
         spans = sorted({one.repeats for one in together})
         for before, repeats in zip([0, *spans], spans, strict=False):
             merged = _merged([one for one in together if one.repeats >= repeats])
-            key = (merged.source.tobytes(), merged.target.tobytes())
+            source, target, pieces = merged.messages(schedule.vertices)
+            key = (source.tobytes(), target.tobytes(), pieces.tobytes())
             if key not in known:
-                known[key] = phase_time(network, merged, piece, vertices=vertices, route=route)
+                routes = route(network, vertices[source], vertices[target])
+                known[key] = transfer(network, routes, pieces.astype(np.float64) * piece).time
             total += (repeats - before) * known[key]
     return total
 

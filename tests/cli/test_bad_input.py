@@ -438,3 +438,13 @@ def test_a_job_in_a_folder_with_spaces_is_found_from_anywhere(command: Command, 
     assert absolute[0] == relative[0] == 0
     assert json.loads(absolute[1])["job"]["data"]["text"] == str(place / "text.txt")
     assert json.loads(absolute[1])["job"] == json.loads(relative[1])["job"]
+
+
+def test_more_ranks_than_this_computer_bears_are_refused(command: Command, tmp_path: Path) -> None:
+    job = tmp_path / "crowd.yaml"
+    job.write_text("{name: crowd, batch: 4096, parallelism: {data: 4096}}")
+
+    refused = command("run", str(job))
+
+    assert_refused(refused, "4096 ranks are too many", "--cards")
+    assert not (tmp_path / "runs").exists()

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 Watch = Callable[[Event, RunState], None]
 LOCAL = "local"
 """Name of the machine that `discover` describes: this computer."""
+RANKS_PER_CORE = 32  # each takes about 25 MB and a turn on the core; far beyond, nothing else on the computer moves
 CHANGEABLE = ("parallelism.", "gradient_accumulation", "checkpoint.", "recovery.", "evaluate.", "sample.", "drill.",
               "rendezvous", "threads", "steps")  # fmt: skip
 """Keys that a resumed run may have otherwise; the others would make it another run."""
@@ -59,6 +60,7 @@ def start(
     with _serving(server):
         _check_computer(job, pool.machine)
         layout = resolve_layout(job, pool.machine.card_count)  # Before anything is written.
+        _check_crowd(layout.ranks)
         _check_drill(job, layout)
         with _slice(pool, layout.ranks) as cards:
             make_plan(job, pool.machine, cards)
@@ -105,6 +107,7 @@ def resume(
             if cards is not None:
                 job = fit_layout(job, cards)
             layout = resolve_layout(job, pool.machine.card_count if cards is None else cards)
+            _check_crowd(layout.ranks)
             if not state.drilled:
                 _check_drill(job, layout)
             with _slice(pool, layout.ranks) as chosen:
@@ -244,6 +247,15 @@ def _check_drill(job: JobSpec, layout: Layout) -> None:
         raise SpecError(
             f"`drill.rank` is {job.drill.rank}, and the layout has {layout.ranks} ranks",
             hint=f"choose 0 to {layout.ranks - 1}, or set `drill.kill_step` to 0 for no drill.",
+        )
+
+
+def _check_crowd(ranks: int) -> None:
+    cores = len(os.sched_getaffinity(0))
+    if ranks > cores * RANKS_PER_CORE:
+        raise MachineError(
+            f"{ranks} ranks are too many for {cores} cores of this computer",
+            hint=f"use at most {cores * RANKS_PER_CORE}: lower `parallelism` or `--cards`.",
         )
 
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from supernode.errors import CapacityError
 from supernode.fabric.adaptive import adaptive
 from supernode.fabric.network import Ints, Network
 from supernode.fabric.routes import Routes, dimension_order, shortest, spanning_tree, spread
@@ -91,6 +92,14 @@ def test_dimension_order_turns_once() -> None:
 
     assert first.part.tocoo().row.tolist() == network.find([0, 1], [1, 5]).tolist()
     assert sorted(last.part.tocoo().row.tolist()) == sorted(network.find([0, 4], [4, 5]).tolist())
+
+
+def test_a_way_that_would_turn_at_a_dead_card_is_an_error() -> None:
+    network = torus((4, 4), bandwidth=1.0).without(vertices=[1])
+
+    with pytest.raises(CapacityError, match="card 1 cut off"):
+        dimension_order(network, np.array([0]), np.array([5]))
+    assert is_delivered(network, spread(network, np.array([0]), np.array([5])))
 
 
 def test_a_tree_keeps_one_link_less_than_it_has_vertices() -> None:

@@ -127,7 +127,7 @@ def dimension_order(network: Network, source: Ints, target: Ints, *, order: Sequ
 
     Raises:
         SpecError: ends that are no cards.
-        CapacityError: a target cannot be reached.
+        CapacityError: a target, or a card where a way turns, cannot be reached.
     """
     source, target = checked(network, source, target)
     if max(source.max(initial=0), target.max(initial=0)) >= network.cards or not network.sizes:
@@ -136,6 +136,7 @@ def dimension_order(network: Network, source: Ints, target: Ints, *, order: Sequ
     for axis in order or range(len(network.sizes)):
         step, size = int(np.prod(network.sizes[:axis])), network.sizes[axis]
         there = at + (target // step % size - at // step % size) * step
+        network.check_reach(at, there)
         found.append(walk(network, at, there, None, single=False))
         at = there
     link, flow, part = (np.concatenate(column) for column in zip(*found, strict=True))

@@ -135,7 +135,7 @@ def main() -> None:
         "equals_exhaustive": int(equal),
         "tried_alone": tried,
         "counted": "strategies whose time, memory, energy and cost were computed, over the process' CPU time of the "
-        "whole search, Pareto front included; nothing is pruned, so all that are decided are evaluated; the slowest space",
+        "whole search, Pareto front included, in the slowest space; nothing is pruned: decided is evaluated",
         "axes": f"tensor × sequence parallel × context × pipeline × {len(SCHEDULES)} schedules × interleave × data × "
         f"ZeRO 0 to 3 × micro-batch × recompute 3 × offload of {', '.join(OFFLOADS.values())} × overlap of tensor, "
         "data, pipeline",

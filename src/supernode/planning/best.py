@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
-
-import numpy as np
+from dataclasses import dataclass
 
 from supernode.errors import SpecError
 from supernode.hardware.machine import Machine
 from supernode.hardware.power import power
-from supernode.planning.efficiency import CardModel, Efficiency, card_model, card_names, load_efficiency
-from supernode.planning.network import Wires
 from supernode.planning.offload import ACTIVATIONS, OPTIMIZER, WEIGHTS, Room
+from supernode.planning.rates import card_of, is_calibrated
 from supernode.planning.search import Bill, Choice, Found, search
 from supernode.planning.shape import ModelShape, decoder_shape
 from supernode.planning.space import Space
@@ -21,7 +18,6 @@ from supernode.planning.strategy import (
     GPIPE,
     INTERLEAVED,
     ONE_F_ONE_B,
-    PRECISIONS,
     SELECTIVE,
     ZERO_BUBBLE,
     Software,
@@ -76,7 +72,7 @@ def best_plans(
         CapacityError: nothing fits.
     """
     shape, batch, sequence = _asked(model, batch, sequence)
-    card, notes = card_of(machine)
+    card = card_of(machine)
     space = Space(
         model=shape, cards=cards or (machine.card_count,), batch=batch, sequence=sequence, precision=precision,
         software=software or Software(),
@@ -84,7 +80,13 @@ def best_plans(
     room, bill = room_of(machine), bill_of(machine)
     found = search(space, card, room, bill, objective=objective, top=top)
     reasons = tuple(why(space, card, room, bill, choice) for choice in found.best)
-    return Plans(space=space, found=found, reasons=reasons, notes=notes)
+    return Plans(space=space, found=found, reasons=reasons, notes=_notes(machine))
+
+
+def _notes(machine: Machine) -> tuple[str, ...]:
+    if is_calibrated(machine.card):
+        return ()
+    return (f"no published training run stands behind times on {machine.card.name}; calibrate.",)
 
 
 def _asked(model: JobSpec | ModelShape, batch: int, sequence: int) -> tuple[ModelShape, int, int]:
@@ -101,37 +103,6 @@ def _asked(model: JobSpec | ModelShape, batch: int, sequence: int) -> tuple[Mode
             hint="give its shape under `model:`, or its `ModelShape`.",
         )
     return decoder_shape(shape), batch or model.batch, sequence or model.data.sequence
-
-
-def card_of(machine: Machine) -> tuple[CardModel, tuple[str, ...]]:
-    """Return the machine's card as the time model sees it, and what is uncertain about it.
-
-    A card without fitted parameters gets the middle of the generations'. On a torus, every group is taken to have
-    what the narrowest aligned group has.
-    """
-    part = machine.card
-    wires = _wires(machine)
-    if part.name in card_names():
-        return replace(card_model(part.name), wires=wires), ()
-    known = list(load_efficiency().values())
-    middle = {entry.name: float(np.median([getattr(e, entry.name) for e in known])) for entry in fields(Efficiency)}
-    half = part.flops.get("bfloat16") or min(part.flops.values())
-    low = part.flops.get("float8", half)
-    ratio = float(np.median([card_model(name).exponentials / card_model(name).peaks[1] for name in card_names()]))
-    card = CardModel(
-        generation="unknown", peaks=tuple(half if name.endswith("16") else low for name in PRECISIONS),
-        exponentials=half * ratio, memory_bandwidth=part.memory_bandwidth, memory=part.memory, wires=wires,
-        fitted=Efficiency(**middle),
-    )  # fmt: skip
-    return card, (f"no measurements of {part.name}: it is taken to reach what other cards do; calibrate.",)
-
-
-def _wires(machine: Machine) -> Wires:
-    if machine.is_direct or len(machine.tiers) == 1:
-        bandwidth = min(tier.bandwidth for tier in machine.tiers)
-        return Wires(node_cards=machine.card_count, inside=bandwidth, outside=bandwidth)
-    first, last = machine.tiers[0], machine.tiers[-1]
-    return Wires(node_cards=first.cards, inside=first.bandwidth, outside=last.bandwidth)
 
 
 def room_of(machine: Machine) -> Room:

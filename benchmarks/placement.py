@@ -132,7 +132,7 @@ def _best(space: Space, card: CardModel, made: Machine) -> tuple[Choice, ...]:
 
 def saved(before: float, after: float) -> float:
     """Return the part that is saved; below 0 where there is more."""
-    return round(1 - after / before, 4) if before else 0.0
+    return round(float(1 - after / before), 4) if before else 0.0
 
 
 def main() -> None:
@@ -155,8 +155,8 @@ def main() -> None:
         "pairs_compared": len(rows),
         "claimed_saving": CLAIM,
         **{f"mean_{key}": mean(key) for key in next(iter(rows.values())) if "saved" in key},
-        "naive": "ranks in order (tensor innermost, pipeline outermost), equal layers on each stage, published degrees; "
-        "beside it the mean of all orders of the axes, and a plan made as if the network were as fast as a node",
+        "naive": "ranks in order (tensor innermost, pipeline outermost), equal layers on each stage, published "
+        "degrees; beside it the mean of all orders, and a plan made as if the network were as fast as a node",
         "met_over_rank_order": mean("bytes_saved_over_rank_order") >= CLAIM,
         "met_over_mean_of_all_orders": mean("bytes_saved_over_mean_of_all_orders") >= CLAIM,
         "met_over_planning_without_topology": mean("planned_bytes_saved_over_planning_without_topology") >= CLAIM,

@@ -44,8 +44,8 @@ def gpt(layers: int, width: int, heads: int) -> ModelShape:
 
 def pairs() -> dict[str, dict[str, Any]]:
     """Return the pairs; degrees of torus and Ascend rows are Megatron-LM's habit: tensor 8, then pipeline."""
-    a100 = {"interconnect": "Hybrid", "card": "A100-80", "between_nodes": "InfiniBand-HDR"}
-    h100 = {"interconnect": "Hybrid", "card": "H100"}
+    a100: dict[str, Any] = {"interconnect": "Hybrid", "card": "A100-80", "between_nodes": "InfiniBand-HDR"}
+    h100: dict[str, Any] = {"interconnect": "Hybrid", "card": "H100"}
     llama, large = public_model("llama3-70b"), public_model("llama3-405b")
     return {
         "GPT-3 175B, 512 A100": published(
@@ -149,7 +149,7 @@ def main() -> None:
         )
 
     def mean(key: str) -> float:
-        return round(statistics.mean(row[key] for row in rows.values()), 4)
+        return round(float(statistics.mean(row[key] for row in rows.values())), 4)
 
     result = {
         "pairs_compared": len(rows),

@@ -61,11 +61,13 @@ def pairs() -> dict[str, dict[str, Any]]:
             tensor=4, context=2, pipeline=4, data=2, interleave=5,
         ),
         "Llama 3 405B, 4096 H100, oversubscribed 4 to 1": published(
-            large, build_machine(4096, oversubscription=4.0, **h100), 1024, 8192, "arXiv:2407.21783, table 4, a quarter of its cards",
+            large, build_machine(4096, oversubscription=4.0, **h100), 1024, 8192,
+            "arXiv:2407.21783, table 4, a quarter of its cards",
             tensor=8, pipeline=16, data=32, interleave=4,
         ),
         "Llama 3 405B at 131,072 tokens, 4096 H100": published(
-            large, build_machine(4096, **h100), 32, 131_072, "arXiv:2407.21783, table 4, a quarter of its cards",
+            large, build_machine(4096, **h100), 32, 131_072,
+            "arXiv:2407.21783, table 4, a quarter of its cards",
             tensor=8, context=16, pipeline=16, data=2, interleave=4,
         ),
         "DeepSeek-V3, 2048 H100": published(

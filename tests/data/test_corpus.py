@@ -290,3 +290,16 @@ def test_the_description_names_files_beside_it_so_the_folder_can_move(tmp_path: 
 
     assert corpus.train == tmp_path / "moved" / "train.bin"
     assert json.loads((tmp_path / "moved" / "corpus.json").read_text())["train"] == "train.bin"
+
+
+@pytest.mark.parametrize("part", ["train.bin", "held_out.bin"])
+def test_tokens_that_are_no_longer_what_was_prepared_are_refused(tmp_path: Path, part: str) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("a quick brown fox " * 400)
+    prepare(job(text=(str(text),)), tmp_path / "out")
+    damaged = tmp_path / "out" / part
+    damaged.write_bytes(bytes(damaged.stat().st_size))
+
+    with pytest.raises(DataError, match=f"{part} is not what was prepared"):
+        open_corpus(tmp_path / "out")
+    assert open_corpus(tmp_path / "out", verify=False).train_tokens > 0

@@ -38,9 +38,17 @@ MOST_ROWS = 20
 """Rows of the table under the loss curve."""
 
 
+def _measured(state: RunState) -> dict[str, float]:
+    """Return the median step, shared among its parts as the running mean is; so the parts add up to the whole."""
+    seconds = list(state.step_seconds.values())
+    if not seconds:
+        return {}
+    whole, told = median(seconds), sum(state.parts.values())
+    return {"total": whole} | {part: value * whole / told for part, value in state.parts.items() if told > 0}
+
+
 def make_report(state: RunState) -> Report:
     """Return the run, summed up; it may still be under way."""
-    seconds = list(state.step_seconds.values())
     plan = state.plan
     spent = state.spent_seconds
     return Report(
@@ -53,7 +61,7 @@ def make_report(state: RunState) -> Report:
         held_out_loss=_newest(state.held_out),
         bigram_loss=_number(state.notes.get("bigram_loss")),
         predicted=_predicted(plan.step),
-        measured={"total": median(seconds), **state.parts} if seconds else {},
+        measured=_measured(state),
         wall=_wall(state),
         tokens_per_second=state.spent_tokens / spent if spent > 0 else None,
         failures=state.failures,
@@ -198,7 +206,7 @@ def _step(report: Report) -> str:
         desc=f"Predicted {_seconds(whole[1])}, measured {_seconds(whole[2])}.",
         show=show_seconds,
     )
-    legend = "Whole step: median over all steps. Parts: running mean on the first rank."
+    legend = "Whole step: median over all steps. Parts: their shares of the running mean on the first rank."
     table = _table(("part", "predicted", "measured"), [(n, _seconds(a), _seconds(b)) for n, a, b in rows])
     parts = [(part, _seconds(report.predicted[part])) for part in _PARTS if part in report.predicted]
     fine = _table(("predicted part", "seconds"), parts) if parts else ""

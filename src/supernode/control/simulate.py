@@ -31,7 +31,7 @@ class Simulation:
         timeline: one step, event by event.
         state: at the end, as a real run's would be; its losses are not simulated.
         seconds: virtual time of the whole run.
-        ideal_seconds: the same without failures, checkpoints and starts.
+        ideal_seconds: of the steps done, without failures, checkpoints and starts.
         save_seconds: that one checkpoint was taken to cost.
     """
 
@@ -99,5 +99,5 @@ def simulate(plan: Plan, machine: Machine, *, mtbf: float, seed: int) -> Simulat
     assert controller.state is not None
     return Simulation(
         plan=plan, timeline=timeline, state=controller.state, seconds=backend.now(),
-        ideal_seconds=plan.job.steps * timeline.total, save_seconds=save_seconds,
+        ideal_seconds=controller.state.step * timeline.total, save_seconds=save_seconds,
     )  # fmt: skip

@@ -56,6 +56,7 @@ class Corpus:
         vocabulary: token kinds; every token is below it.
         fingerprint: of the tokens and how they are split and cut into samples.
         tokenizer: the byte-pair encoding, or None.
+        digests: XXH3-128 of the two files, train first.
     """
 
     train: Path
@@ -66,6 +67,7 @@ class Corpus:
     vocabulary: int
     fingerprint: str
     tokenizer: Path | None
+    digests: tuple[str, str] = ("", "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,13 +117,25 @@ def prepare(job: JobSpec, folder: Path, *, progress: Callable[[str, float], None
             vocabulary=source.vocabulary,
             fingerprint=fingerprint,
             tokenizer=folder / _TOKENIZER if (draft / _TOKENIZER).exists() else None,
+            digests=(_digest(draft / "train.bin"), _digest(draft / "held_out.bin")),
         )
         _publish(corpus, draft, folder)
     return corpus
 
 
-def open_corpus(folder: Path) -> Corpus:
+def _digest(path: Path) -> str:
+    hasher = xxhash.xxh3_128()
+    with path.open("rb") as file:
+        while piece := file.read(2**22):
+            hasher.update(piece)
+    return hasher.hexdigest()
+
+
+def open_corpus(folder: Path, *, verify: bool = True) -> Corpus:
     """Return the corpus that `prepare` left in `folder`.
+
+    Args:
+        verify: compare every byte with what was written; else the sizes alone.
 
     Raises:
         DataError: there is none, or it is damaged.
@@ -131,11 +145,15 @@ def open_corpus(folder: Path) -> Corpus:
         record = json.loads((folder / _DESCRIPTION).read_text("utf-8"))
         paths = {key: folder / record[key] for key in ("train", "held_out")}
         tokenizer = folder / record["tokenizer"] if record["tokenizer"] else None
-        corpus = Corpus(**(record | paths | {"tokenizer": tokenizer}))
+        digests = tuple(str(digest) for digest in record["digests"])
+        corpus = Corpus(**(record | paths | {"tokenizer": tokenizer, "digests": digests}))
         width = np.dtype(corpus.dtype).itemsize
         for part, tokens in ((corpus.train, corpus.train_tokens), (corpus.held_out, corpus.held_out_tokens)):
             if part.stat().st_size != tokens * width:
                 raise DataError(f"{part} has {part.stat().st_size} bytes instead of {tokens * width}", hint=remedy)
+        for part, digest in zip((corpus.train, corpus.held_out), digests if verify else (), strict=verify):
+            if _digest(part) != digest:
+                raise DataError(f"{part} is not what was prepared: its digest differs", hint=remedy)
     except OSError as error:
         raise DataError(f"{error.filename} cannot be read: {error.strerror}", hint=remedy) from error
     except (ValueError, KeyError, TypeError) as error:

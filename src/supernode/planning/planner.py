@@ -37,7 +37,9 @@ def make_plan(job: JobSpec, machine: Machine, cards: tuple[int, ...] | None = No
     plan = _draft(job, machine, at_hand, vocabulary)
     memory = memory_use(plan)
     notes = list(_notes(plan, machine, at_hand, memory))
-    if memory is not None and memory.total > machine.card.memory and machine.card.kind != "cpu":
+    # A core's share of the host's memory is no wall: neighbours may need less. All of it is one.
+    wall = machine.card.memory * (machine.card_count if machine.card.kind == "cpu" else 1)
+    if memory is not None and memory.total > wall:
         raise CapacityError(
             f"the fullest card would hold {show_bytes(memory.total)} ({_memory_parts(memory)}), "
             f"and {machine.card.name} has {show_bytes(machine.card.memory)}",

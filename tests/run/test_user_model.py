@@ -174,7 +174,7 @@ def test_dropout_and_batch_norm_are_resumed_to_the_last_bit(
             workshop.kill(1, signal=signal.SIGKILL)
 
     wanted = job(workshop, file, "noisy", "classes", layout, batch=16, gradient_accumulation=2)
-    with pytest.raises(DataError, match="short last batch, and `[14]` would count"):
+    with pytest.raises(DataError, match=r"short last batch, and `[14]` would count"):
         workshop.run(wanted, tmp_path / "short")
     wanted["data"]["drop_last"] = True
     workshop.run(wanted, tmp_path / "quiet")

@@ -59,7 +59,9 @@ def memory_parts(model: ModelShape, ways: Strategies, software: Software) -> Mem
     gathered = np.where(ways.sharding >= 3, np.minimum(2 / layers * ways.pipeline, 1) * (dense + experts), 0)
     activations, one_layer = _activations(model, ways, software)
     # Logits, their softmax in float32 and its gradient, on a card that holds the head.
-    logits = np.where(ways.pipeline > 1, 0, ways.tokens * model.vocabulary / ways.tensor * (ways.element + 4 + ways.element))
+    logits = np.where(
+        ways.pipeline > 1, 0, ways.tokens * model.vocabulary / ways.tensor * (ways.element + 4 + ways.element)
+    )
     anew = np.where(ways.recompute == FULL, one_layer, 0)
     return MemoryParts(
         weights=(held(3) + gathered) * ways.element,
@@ -117,7 +119,10 @@ def _token_bytes(model: ModelShape, ways: Strategies, software: Software) -> tup
     scores = (
         0
         if software.flash
-        else model.attentions * model.heads * ways.sequence * (2 * ways.element * mask + mask + ways.element * (1 - mask))
+        else model.attentions
+        * model.heads
+        * ways.sequence
+        * (2 * ways.element * mask + mask + ways.element * (1 - mask))
     )
     return whole, own, np.asarray(scores, dtype=np.float64)
 

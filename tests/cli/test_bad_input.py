@@ -5,10 +5,13 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import shutil
+import signal
 import socket
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -369,6 +372,42 @@ def test_a_disk_too_small_for_the_journal_is_named(command: Command, small_disk:
     answer = command("run", "job.yaml", "--folder", str(small_disk / "run"))
 
     assert_refused(answer, "journal.db cannot be written", "free some space")
+
+
+def test_a_report_on_a_disk_that_takes_nothing_is_named(
+    command: Command, stopped_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(30, "Read-only file system")
+
+    for deed in ("write_text", "unlink"):
+        monkeypatch.setattr(Path, deed, refuse)
+
+    assert_refused(command("report", str(stopped_run)), "report.html cannot be written: Read-only file system")
+
+
+def test_a_run_whose_checkpoints_are_gone_does_not_begin_again_unasked(command: Command, stopped_run: Path) -> None:
+    shutil.rmtree(stopped_run / "checkpoints")
+
+    assert_refused(command("resume", "small"), "every checkpoint is gone", store.name_of(2), "start a new run")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_while_data_is_prepared_leaves_nothing_behind(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    def prepare(job: JobSpec, folder: Path, *, progress: Any) -> None:
+        (folder / ".draft-x").mkdir(parents=True)
+        os.kill(os.getpid(), number)
+        time.sleep(1.0)
+
+    monkeypatch.setattr("supernode.control.training.prepare", prepare)
+
+    code, out, err = command("run", "job.yaml", "--cards", "1", "--folder", "run")
+
+    assert (code, out) == (130, "")
+    assert "interrupted" in err
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_report_that_cannot_be_written_is_named(command: Command, stopped_run: Path) -> None:

@@ -217,6 +217,17 @@ def test_a_run_that_cannot_start_leaves_the_place_as_it_found_it(tmp_path: Path,
     assert not is_there or list(folder.iterdir()) == []
 
 
+def test_of_a_run_that_has_started_nothing_is_removed_even_if_its_journal_is(tmp_path: Path) -> None:
+    run = begun(tmp_path / "run")
+    run.keep()
+    (run.path / runs.JOURNAL).unlink()
+
+    run.forget_unstarted()
+    run.release()
+
+    assert run.job() == JOB
+
+
 def test_a_run_that_took_a_folder_over_and_cannot_start_leaves_what_was_there(tmp_path: Path) -> None:
     runs.create(tmp_path / "run", JOB).release()
     (tmp_path / "run" / "data").mkdir()

@@ -167,10 +167,15 @@ def main(server: Any = None) -> None:
     try:
         answer = app(standalone_mode=False)
         code = answer if isinstance(answer, int) else 0
+        if code == STOPPED:  # Typer's answer to Ctrl-C.
+            _complain("interrupted", "")
     except SupernodeError as error:
         _complain(error.message, error.hint)
         code = error.exit_code
+    except _Stopped:
+        code = STOPPED
     except (KeyboardInterrupt, typer.Abort):
+        _complain("interrupted", "")
         code = STOPPED
     except BrokenPipeError:
         sys.stdout = None  # The reader has gone; nothing more can be said to it.
@@ -187,6 +192,10 @@ def main(server: Any = None) -> None:
         if _SERVER:
             _SERVER.pop().close()
     sys.exit(code)
+
+
+class _Stopped(Exception):  # noqa: N818 - no error
+    """Somebody stopped the run that a command began; all is said already."""
 
 
 _SERVER: list[Any] = []
@@ -232,7 +241,7 @@ def _node(cards: int | None, card: str, interconnect: str, cooling: str, machine
 def _leave(report: Any) -> None:
     """Leave with another exit code than a finished run's if somebody stopped this one."""
     if report.outcome == "stopped":
-        raise typer.Exit(STOPPED)
+        raise _Stopped
 
 
 def _complain(message: str, hint: str) -> None:

@@ -83,6 +83,10 @@ class RunFolder:
             os.close(self._lock)
             self._lock = -1
 
+    def keep(self) -> None:
+        """Let nothing be removed from here on: the run starts."""
+        self._made = ()
+
     def forget_unstarted(self) -> None:
         """Remove what `create` and preparing made, if the run never started; what was there before stays."""
         if (self.path / JOURNAL).exists():

@@ -57,7 +57,7 @@ def start(
         server: a fork server started earlier; it is ended with the run.
         progress: told what is being prepared and how much of it is done, 0 to 1.
     """
-    with _serving(server):
+    with _serving(server), _signals_as_ctrl_c():
         _check_computer(job, pool.machine)
         layout = resolve_layout(job, pool.machine.card_count)  # Before anything is written.
         _check_crowd(layout.ranks)
@@ -87,7 +87,7 @@ def resume(
         overrides: changed keys by dotted name. They stay for later resumes, as if the job had been written so.
         cards: how many to go on with; the layout is then fitted to them, this time only.
     """
-    with _serving(server):
+    with _serving(server), _signals_as_ctrl_c():
         run = runs.find(Path(folder)).hold()
         try:
             job = asked = changed(run.job(), overrides)
@@ -102,6 +102,11 @@ def resume(
             if store.step_of(checkpoint) >= 0:
                 check_in(run.checkpoints)(checkpoint)
             found = runs.checkpoints_to_go_on_from(run, state, wanted=checkpoint)
+            if state.checkpoints and not found:
+                raise CheckpointError(
+                    f"every checkpoint is gone from {run.checkpoints}; the newest was {state.checkpoints[-1][1]}",
+                    hint="put the folder back as it was, or start a new run.",
+                )
             if found and not checkpoint:
                 _explain_damage(run, found)
             if cards is not None:
@@ -142,7 +147,8 @@ def write_report(folder: str | Path) -> Report:
             draft.write_text(text, encoding="utf-8")
             os.replace(draft, run.path / name)
         except OSError as error:
-            draft.unlink(missing_ok=True)
+            with suppress(OSError):
+                draft.unlink(missing_ok=True)
             raise MachineError(
                 f"{run.path / name} cannot be written: {error.strerror}",
                 hint="free some space on its disk, or see to its permissions, then `supernode report`.",
@@ -155,6 +161,7 @@ def _drive(
     found: tuple[tuple[int, str], ...], *, watch: Watch | None, server: ForkServer | None,
 ) -> Report:  # fmt: skip
     journal = Journal(run.path / runs.JOURNAL)
+    run.keep()
     backend = LocalBackend(run.path, silence=plan.job.recovery.silence, server=server)
     try:
         with _interrupts() as asked:
@@ -172,9 +179,14 @@ def _drive(
         journal.close()
         store.sweep(run.checkpoints)
     if ended.outcome == "failed":
-        with suppress(MachineError):  # Why the run failed matters more.
+        with suppress(MachineError, RunError):  # Why the run failed matters more.
             write_report(run.path)
         raise BY_NAME.get(ended.kind, RunError)(ended.message, hint=ended.hint)
+    if not journal.path.exists():
+        raise RunError(
+            f"the run {ended.outcome}, and its journal {journal.path} was removed meanwhile: there is no report",
+            hint=f"its checkpoints are in {run.checkpoints}; let nothing be removed from the folder of a run.",
+        )
     return write_report(run.path)
 
 
@@ -218,28 +230,49 @@ def _slice(pool: Pool, cards: int) -> Iterator[tuple[int, ...]]:
 
 
 @contextmanager
+def _handling(numbers: tuple[signal.Signals, ...], handler: Callable[[int, object], None]) -> Iterator[None]:
+    """Handle signals otherwise for a while; those that are ignored, as under `nohup`, stay ignored."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    heeded = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, handler) for number in heeded}
+    try:
+        yield
+    finally:
+        for number, handler_before in before.items():
+            signal.signal(number, handler_before)
+
+
+@contextmanager
+def _signals_as_ctrl_c() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end what is being prepared as Ctrl-C does: what was made for it is removed."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with _handling((signal.SIGTERM, signal.SIGHUP), interrupt):
+        yield
+
+
+@contextmanager
 def _interrupts() -> Iterator[Callable[[], Event | None]]:
-    """Turn the first Ctrl-C (or SIGTERM) into a wish to save and stop, and the second into stopping now."""
+    """Turn the first Ctrl-C (or SIGTERM, SIGHUP) into a wish to save and stop, and the second into stopping now."""
     wishes: list[Event] = []
     times = 0
 
-    def wish(*_: object) -> None:
+    def wish(number: int, _: object) -> None:
         nonlocal times
+        if number == signal.SIGHUP and times:
+            return  # A terminal that closes sends several.
         times += 1
         wishes.append(StopAsked(now=times > 1))
 
     def asked() -> Event | None:
         return wishes.pop(0) if wishes else None
 
-    if threading.current_thread() is not threading.main_thread():
+    with _handling((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), wish):
         yield asked
-        return
-    before = {number: signal.signal(number, wish) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _check_drill(job: JobSpec, layout: Layout) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from supernode.backends.fork_client import ForkServer
 from supernode.backends.local import LocalBackend
 from supernode.control.supernode import SuperNode
 from supernode.errors import MachineError
@@ -125,11 +127,43 @@ def test_a_server_that_dies_under_its_ranks_is_replaced(backend: LocalBackend, s
     server.own.close()
 
     assert backend.poll(1.0) == [RankLost(rank=0, incarnation=1, reason="the server is gone")]
+    assert backend.poll(0.0) == []
+    backend.launch(Launch(incarnation=2, plan=backend_plan(), checkpoint=""))
     assert backend.server is not server
 
 
-def test_a_server_that_dies_before_a_rank_speaks_is_an_error(backend: LocalBackend, server: SilentServer) -> None:
+def test_a_server_that_dies_with_a_rank_or_while_it_kills_ranks_is_replaced(
+    backend: LocalBackend, server: SilentServer
+) -> None:
+    server.say(kind="exit", incarnation=1, rank=1, code=-9)
+    lost = backend.poll(1.0)
+    server.own.close()
+    for rank in server.ranks:
+        rank.close()
+
+    backend.kill_rank(0)
+    backend.kill_ranks(KillRanks(incarnation=1))
+    backend.launch(Launch(incarnation=2, plan=backend_plan(), checkpoint=""))
+
+    assert lost == [RankLost(rank=1, incarnation=1, reason="killed by signal 9")]
+    assert backend.server is not server
+
+
+def test_a_server_says_how_it_ended() -> None:
+    server = ForkServer()
+    os.kill(server.pid, signal.SIGKILL)
+
+    assert server.gone().message.endswith("was killed by signal 9")
+    server.close()
+
+
+def test_a_server_that_cannot_start_is_an_error(tmp_path: Path) -> None:
+    server = SilentServer()
+    server.is_ready = False
+    backend = LocalBackend(tmp_path, silence=60, server=server)  # type: ignore[arg-type]
+    backend.launch(Launch(incarnation=1, plan=backend_plan(), checkpoint=""))
     server.own.close()
 
     with pytest.raises(MachineError, match="the server is gone"):
         backend.poll(1.0)
+    backend.close()

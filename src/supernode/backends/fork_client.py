@@ -51,9 +51,20 @@ class ForkServer:
 
     def gone(self) -> MachineError:
         """Return the error to raise when the server has ended by itself."""
+        try:
+            code = self._process.wait(1.0)  # Its end of the line closes just before it ends.
+        except subprocess.TimeoutExpired:
+            return MachineError(
+                "the process that ranks are forked from does not listen any more", hint="`supernode resume` goes on."
+            )
+        if code < 0:
+            return MachineError(
+                f"the process that ranks are forked from was killed by signal {-code}",
+                hint="see `dmesg` for whether memory ran out; `supernode resume` goes on.",
+            )
         return MachineError(
-            f"the process that ranks are forked from is gone (exit code {self._process.poll()})",
-            hint="see its words above; `supernode resume` goes on.",
+            f"the process that ranks are forked from ended with exit code {code}",
+            hint="see what it said on stderr, if anything; `supernode resume` goes on.",
         )
 
     @property

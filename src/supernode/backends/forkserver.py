@@ -144,8 +144,9 @@ class _Server:
         except BaseException:  # noqa: BLE001 - a fork must never return into the server's loop
             importlib.import_module("traceback").print_exc()
         finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
+            for stream in (sys.stdout, sys.stderr):
+                if stream is not None:  # As where the command was started with it closed.
+                    stream.flush()
             os._exit(code)
 
     def _reap(self) -> None:

@@ -80,6 +80,7 @@ class LocalBackend:
         self._selector.register(self.server.connection, EVENT_READ, None)
         self._events: deque[Event] = deque()
         self._unexplained: tuple[float, RankLost] | None = None
+        self._was_served = self.server.is_ready
 
     def now(self) -> float:
         """Return the time in seconds since the epoch."""
@@ -109,7 +110,8 @@ class LocalBackend:
         }
         for start in range(0, plan.ranks, _FORKS_AT_ONCE):
             batch = range(start, min(start + _FORKS_AT_ONCE, plan.ranks))
-            self.server.send(request | {"ranks": list(batch)}, tuple(pairs[number][1].fileno() for number in batch))
+            with suppress(MachineError):  # The server is gone, which `poll` tells.
+                self.server.send(request | {"ranks": list(batch)}, tuple(pairs[number][1].fileno() for number in batch))
         for number, (ours, theirs) in enumerate(pairs):
             theirs.close()
             ours.setblocking(False)
@@ -118,7 +120,8 @@ class LocalBackend:
 
     def kill_rank(self, rank: int) -> None:
         """Kill one rank as a failing card would."""
-        self.server.send({"kind": "kill", "incarnation": self._incarnation, "rank": rank})
+        with suppress(MachineError):  # The server is gone and all ranks with it, which `poll` tells.
+            self.server.send({"kind": "kill", "incarnation": self._incarnation, "rank": rank})
 
     def kill_ranks(self, command: KillRanks) -> None:
         """End every rank that is left; none is left when this returns."""
@@ -132,12 +135,14 @@ class LocalBackend:
 
     def _have_ranks_ended(self) -> None:
         self._token += 1
-        self.server.send({"kind": "kill_all", "token": self._token})
+        with suppress(MachineError):  # Reading tells that it is gone.
+            self.server.send({"kind": "kill_all", "token": self._token})
         deadline = time.monotonic() + END_SECONDS
         while time.monotonic() < deadline:
             messages = self._server_lines(wait=1.0)
             if messages is None:
-                raise self.server.gone()
+                self._end_server()
+                return
             if any(m["kind"] == "gone" and m["token"] == self._token for m in messages):
                 break
         else:
@@ -146,11 +151,12 @@ class LocalBackend:
             )
 
     def _end_server(self) -> None:
-        """End a server that still imports torch, and hears nothing meanwhile; another one starts with the next launch.
+        """End a server that is gone, or still imports torch and hears nothing; the next launch starts another one.
 
         It may have got ready and forked this very moment: the kernel ends its ranks with it, and their lines then end.
         """
-        self._selector.unregister(self.server.connection)
+        with suppress(KeyError, ValueError):  # It was ended before.
+            self._selector.unregister(self.server.connection)
         self.server.close()
         deadline = time.monotonic() + END_SECONDS
         for rank in self._ranks.values():
@@ -159,6 +165,7 @@ class LocalBackend:
                 time.sleep(0.0 if rank.gone else 0.01)
 
     def _start_server(self) -> None:
+        self._end_server()
         self.server = ForkServer()
         self._selector.register(self.server.connection, EVENT_READ, None)
 
@@ -229,27 +236,26 @@ class LocalBackend:
                     f"ranks cannot start: {message['message']}",
                     hint="install them with `pip install 'supernode-sdk[train]'`.",
                 )
-            self.server.is_ready = True
+            self.server.is_ready = self._was_served = True
         return messages
 
     def _hear_server(self) -> None:
         messages = self._server_lines(wait=5.0)
         if messages is None:
-            self._replace_server()
+            self._lose_server()
             return
         for message in messages:
             current = message["kind"] == "exit" and message["incarnation"] == self._incarnation
             if current and message["rank"] in self._ranks:
                 self._exited(self._ranks[message["rank"]], message["code"])
 
-    def _replace_server(self) -> None:
-        """Start another server after the death of one whose ranks were at work; the kernel ends those with it."""
+    def _lose_server(self) -> None:
+        """Count the death of the server as a loss: the kernel ends its ranks with it."""
         gone = self.server.gone()
-        if not any(rank.spoke for rank in self._ranks.values()):
+        if not self._was_served:
             raise gone  # It cannot even start, and nor would another.
-        self._selector.unregister(self.server.connection)
-        self.server.close()
-        self._start_server()
+        self._end_server()
+        self._hear_last_words()
         self._events.append(RankLost(rank=0, incarnation=self._incarnation, reason=gone.message))
 
     def _hear_rank(self, rank: _Rank) -> None:

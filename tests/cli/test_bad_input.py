@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +168,9 @@ FLAGS: list[tuple[str, tuple[str, ...]]] = [
     ("plan job.yaml --wrong", ("--wrong",)),
     ("plan", ("FILE",)),
     ("pln job.yaml", ("pln",)),
+    ("machine --interconnect Fat_Tree", ("`--interconnect`", "--card H100")),
+    ("plan job.yaml --card local --cooling air", ("`--cooling`", "--card H100")),
+    ("machine --machine supernode-512 --cards 8 --card H100", ("`--cards` and `--card`", "--machine supernode-512")),
     ("machine --cards 0", ("`cards` is 0",)),
     ("machine --card H100 --cards -5", ("-5",)),
     ("machine --card nothing", ("unknown card `nothing`",)),
@@ -195,6 +199,29 @@ def test_bad_words_on_the_command_line_are_refused(command: Command, words: str,
     answer = command(*(word.strip("'") for word in words.split()))
 
     assert_refused(answer, *named)
+
+
+def test_with_json_an_error_is_json_too(command: Command) -> None:
+    code, out, err = command("status", "none", "--json")
+
+    said = json.loads(out)
+    assert code == 2
+    assert err == f"error: {said['error']}\nhint: {said['hint']}\n"
+
+
+@pytest.mark.parametrize("words", ["plan job.yaml", "plan job.yaml --json"])
+def test_what_cannot_be_written_to_stdout_is_an_error(
+    command: Command, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+
+        code, _, err = command(*words.split())
+
+        with suppress(OSError):
+            full.close()
+    assert code == 2
+    assert err.startswith("error: cannot write to stdout: No space left")
 
 
 @pytest.fixture

@@ -202,8 +202,9 @@ def test_what_ranks_refuse_is_told_at_the_terminal(
         code = supernode(monkeypatch, workshop, "run", str(tmp_path / "job.yaml"), "--folder", folder, "--json")
 
         out, err = capsys.readouterr()
-        assert (code, out) == (2, "")
-        assert err.startswith("error: ")
+        said = json.loads(out)
+        assert code == 2
+        assert err == f"error: {said['error']}\nhint: {said['hint']}\n"
         assert "\nhint: " in err
         for words in named:
             assert words in err

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
+import json
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
 import typer
 
 from supernode.cli.words import printable
-from supernode.errors import SupernodeError
+from supernode.errors import SpecError, SupernodeError
 
 STOPPED = 130
 """Exit code of what was interrupted, as shells have it: 128 and the number of SIGINT."""
@@ -43,18 +46,23 @@ Folder = Annotated[
     typer.Option("--folder", help="Where the run lives; by default runs/NAME.", show_default=False),
 ]
 Older = Annotated[str, typer.Option("--checkpoint", help="Older checkpoint to go on from, such as step-00000050.")]
-Card = Annotated[str, typer.Option("--card", help="Card of the catalogue; `local` for this computer.")]
-Interconnect = Annotated[str, typer.Option("--interconnect", help="How cards are joined.")]
+Card = Annotated[
+    str,
+    typer.Option("--card", help="Card of the catalogue; by default `local`, this computer.", show_default=False),
+]
+Interconnect = Annotated[
+    str, typer.Option("--interconnect", help="How cards are joined; by default 3D_Ring.", show_default=False)
+]
 Named = Annotated[
     str, typer.Option("--machine", help="A whole machine by name, such as supernode-512; then no other part is named.")
 ]
-Cooling = Annotated[str, typer.Option("--cooling", help="`liquid` or `air`.")]
+Cooling = Annotated[str, typer.Option("--cooling", help="`liquid` or `air`; by default `liquid`.", show_default=False)]
 
 
 @app.command()
 def plan(
-    file: JobFile, cards: Cards = None, card: Card = "local", interconnect: Interconnect = "3D_Ring",
-    cooling: Cooling = "liquid", machine: Named = "", overrides: Set = None, as_json: Json = False,
+    file: JobFile, cards: Cards = None, card: Card = "", interconnect: Interconnect = "",
+    cooling: Cooling = "", machine: Named = "", overrides: Set = None, as_json: Json = False,
 ) -> None:  # fmt: skip
     """Check a job's degrees, cut its layers over stages, estimate memory and step time."""
     from supernode.cli import show
@@ -66,8 +74,8 @@ def plan(
 
 @app.command()
 def simulate(
-    file: JobFile, cards: Cards = None, card: Card = "local", interconnect: Interconnect = "3D_Ring",
-    cooling: Cooling = "liquid", machine: Named = "", mtbf: Mtbf = "",
+    file: JobFile, cards: Cards = None, card: Card = "", interconnect: Interconnect = "",
+    cooling: Cooling = "", machine: Named = "", mtbf: Mtbf = "",
     seed: Annotated[int, typer.Option("--seed", help="Of the failures.")] = 0, out: Out = None,
     overrides: Set = None, as_json: Json = False,
 ) -> None:  # fmt: skip
@@ -100,6 +108,7 @@ def run(
             watch=watching.see,
             server=_taken_server(),
             progress=watching.prepare,
+            placed=watching.place,
         )
     show.report(report, as_json=as_json)
     _leave(report)
@@ -119,6 +128,7 @@ def resume(
     changes = _overrides(overrides)
     job = changed(runs.find(run).job(), changes)
     with show.Watching(quiet=as_json) as watching:
+        watching.place(runs.find(run).path)
         report = go_on(
             _local(cards, job).pool, run, checkpoint=checkpoint, overrides=changes, cards=cards,
             watch=watching.see, server=_taken_server(),
@@ -147,7 +157,7 @@ def report(run: Run, as_json: Json = False) -> None:
 
 @app.command("machine")
 def sheet(
-    cards: Cards = None, card: Card = "local", interconnect: Interconnect = "3D_Ring", cooling: Cooling = "liquid",
+    cards: Cards = None, card: Card = "", interconnect: Interconnect = "", cooling: Cooling = "",
     machine: Named = "", as_json: Json = False,
 ) -> None:  # fmt: skip
     """Show a machine's sheet: memory, FLOP/s, bandwidth, watts and cost, all derived from its parts."""
@@ -164,8 +174,13 @@ def main(server: Any = None) -> None:
     """
     if server is not None:
         _SERVER.append(server)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # A terminal that knows no such character still has the others.
     try:
         answer = app(standalone_mode=False)
+        if sys.stdout is not None:
+            sys.stdout.flush()
         code = answer if isinstance(answer, int) else 0
         if code == STOPPED:  # Typer's answer to Ctrl-C.
             _complain("interrupted", "")
@@ -180,6 +195,12 @@ def main(server: Any = None) -> None:
     except BrokenPipeError:
         sys.stdout = None  # The reader has gone; nothing more can be said to it.
         code = 0
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        sys.stdout = None  # What it still holds cannot be written either.
+        _complain(f"cannot write to stdout: {error.strerror}", "free some space where it goes, or send it elsewhere.")
+        code = 2
     except Exception as error:
         # click's own complaints: an unknown flag, a missing file.
         if not hasattr(error, "format_message") or not hasattr(error, "exit_code"):
@@ -228,14 +249,31 @@ def _local(cards: int | None, job: Any) -> Any:
 def _node(cards: int | None, card: str, interconnect: str, cooling: str, machine: str, job: Any) -> Any:
     from supernode.control.supernode import SuperNode
 
+    parts = {"--cards": cards, "--card": card, "--interconnect": interconnect, "--cooling": cooling}
     if machine:
+        if named := [flag for flag, value in parts.items() if value not in (None, "")]:
+            raise SpecError(
+                f"`--machine {machine}` is a whole machine, and {_listed(named)} would make it another",
+                hint=f"leave out {_listed(named)}, or build a machine of parts without `--machine`.",
+            )
         return SuperNode.named(machine)
-    if card == "local":
+    if card in ("", "local"):
+        if named := [flag for flag in ("--interconnect", "--cooling") if parts[flag]]:
+            raise SpecError(
+                f"{_listed(named)} cannot be chosen for this computer, which is as it is",
+                hint=f"name a card of the catalogue, such as `--card H100`, or leave out {_listed(named)}.",
+            )
         return _local(cards, job) if job is not None else SuperNode.discover(cards=cards)
     if cards is None:
         want = job.parallelism if job is not None else None
         cards = 512 if want is None or not want.data else want.tensor * want.pipeline * want.data
-    return SuperNode(card_count=cards, interconnect=interconnect, cooling=cooling, card=card)
+    return SuperNode(
+        card_count=cards, interconnect=interconnect or "3D_Ring", cooling=cooling or "liquid", card=card
+    )  # fmt: skip
+
+
+def _listed(flags: list[str]) -> str:
+    return " and ".join(f"`{flag}`" for flag in flags)
 
 
 def _leave(report: Any) -> None:
@@ -245,9 +283,14 @@ def _leave(report: Any) -> None:
 
 
 def _complain(message: str, hint: str) -> None:
-    print(f"error: {printable(message)}", file=sys.stderr)
-    if hint:
-        print(f"hint: {printable(hint)}", file=sys.stderr)
+    """Say what is wrong on stderr; as JSON on stdout besides, where that was asked for."""
+    with suppress(OSError, ValueError):  # Nobody listens.
+        if sys.stderr is not None:
+            print(f"error: {printable(message)}", file=sys.stderr)
+            if hint:
+                print(f"hint: {printable(hint)}", file=sys.stderr)
+        if "--json" in sys.argv[1:] and sys.stdout is not None:
+            print(json.dumps({"error": message, "hint": hint}), flush=True)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +20,7 @@ from supernode.schema.event import (
     Event,
     Noted,
     RankLost,
+    RankReady,
     Rejected,
     Saved,
     Started,
@@ -33,13 +37,25 @@ if TYPE_CHECKING:
     from supernode.hardware.sheet import MachineSheet
     from supernode.schema.plan import Plan
 
-_OUT = Console()
-_TALK = Console(stderr=True)
+
+class _Console(Console):
+    """A console that leaves it to its caller what to do once its reader has gone."""
+
+    def on_broken_pipe(self) -> None:
+        """Tell of it; Rich itself would end the process."""
+        raise BrokenPipeError(errno.EPIPE, "its reader has gone")
+
+
+_OUT = _Console()
+_TALK = _Console(stderr=True)
+_NOBODY_LISTENS = (OSError, ValueError)
+"""What talking raises where the stream is full, closed, or without a reader."""
 
 
 def talk(text: str) -> None:
     """Say something that is not data."""
-    _TALK.print(printable(text), highlight=False, markup=False, soft_wrap=True)
+    with suppress(*_NOBODY_LISTENS):
+        _TALK.print(printable(text), highlight=False, markup=False, soft_wrap=True)
 
 
 def _print_json(value: Any) -> None:
@@ -170,12 +186,15 @@ def _time(seconds: float | None) -> str:
 class Watching:
     """Progress of a run on the terminal: step, loss, tokens/s, time left, cards up; incidents as they happen.
 
+    Once the terminal is gone it goes quiet: a run does not end because nobody listens.
+
     Args:
         quiet: show nothing.
     """
 
     def __init__(self, *, quiet: bool) -> None:
         self._quiet = quiet
+        self._folder: Path | None = None
         self._progress = Progress(
             TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[told]}"),
             TimeRemainingColumn(),
@@ -184,32 +203,56 @@ class Watching:
         self._task: TaskID | None = None
 
     def __enter__(self) -> Watching:
-        self._progress.start()
+        with self._talking():
+            self._progress.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._progress.stop()
+        with suppress(*_NOBODY_LISTENS):
+            self._progress.stop()
+
+    @contextmanager
+    def _talking(self) -> Iterator[None]:
+        try:
+            yield
+        except _NOBODY_LISTENS:
+            self._quiet = True
+
+    def place(self, folder: Path) -> None:
+        """Hear where the run lives, which is said once it starts."""
+        self._folder = folder
 
     def prepare(self, what: str, done: float) -> None:
         """Show the data being prepared."""
-        if self._task is None:
-            self._task = self._progress.add_task("data", total=1.0, told="")
-        self._progress.update(self._task, description="data", completed=done, told=what)
+        if self._quiet:
+            return
+        with self._talking():
+            if self._task is None:
+                self._task = self._progress.add_task("data", total=1.0, told="")
+            self._progress.update(self._task, description="data", completed=done, told=what)
 
     def see(self, event: Event, state: RunState) -> None:
         """Show an event."""
-        if self._quiet:
-            return
+        if not self._quiet:
+            with self._talking():
+                self._show(event, state)
+
+    def _show(self, event: Event, state: RunState) -> None:
         job = state.plan.job
         if isinstance(event, Started):
+            if self._folder is not None:
+                self._say(f"run in {self._folder}")
             self._say(f"{job.name}: {state.plan.layout}, {job.steps:,} steps; cards {_list(state.plan.cards)}")
             if self._task is not None:
                 self._progress.remove_task(self._task)
             self._task = self._progress.add_task("step", total=job.steps, completed=state.step, told="starting")
         elif isinstance(event, StepDone):
             self._stepped(event, state)
+        elif isinstance(event, RankReady):
+            if state.ready == 1 and state.incarnation > 1:
+                self._say(f"{state.incidents[-1].what} {state.incidents[-1].detail}")
         elif isinstance(event, Saved):
             self._say(
                 f"step {event.step:,}: {event.checkpoint} saved, "

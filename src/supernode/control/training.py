@@ -49,6 +49,7 @@ CHANGEABLE = ("parallelism.", "gradient_accumulation", "checkpoint.", "recovery.
 def start(
     pool: Pool, job: JobSpec, *, folder: str | Path | None = None, watch: Watch | None = None,
     server: ForkServer | None = None, progress: Callable[[str, float], None] | None = None,
+    placed: Callable[[Path], None] | None = None,
 ) -> Report:  # fmt: skip
     """Run a job to its end on this computer.
 
@@ -56,6 +57,7 @@ def start(
         pool: the cards of this computer; those of the run are taken from it meanwhile.
         server: a fork server started earlier; it is ended with the run.
         progress: told what is being prepared and how much of it is done, 0 to 1.
+        placed: told the folder once it is made.
     """
     with _serving(server), _signals_as_ctrl_c():
         _check_computer(job, pool.machine)
@@ -66,6 +68,8 @@ def start(
             make_plan(job, pool.machine, cards)
             run = runs.create(Path(folder) if folder is not None else runs.next_free(job.name), job)
             try:
+                if placed is not None:
+                    placed(run.path)
                 corpus = None if job.data.dataset else prepare(job, run.path / runs.DATA, progress=progress)
                 plan = make_plan(job, pool.machine, cards, vocabulary=corpus.vocabulary if corpus else 0)
                 return _drive(run, plan, corpus, None, (), watch=watch, server=server)

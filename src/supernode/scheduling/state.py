@@ -48,6 +48,9 @@ def advance(state: RunState | None, event: Event, time: float) -> RunState:
         if event.incarnation != state.incarnation:
             return state  # Said before its launch was ended; the new one counts its own.
         changes["ready"] = state.ready + 1
+        if not state.ready and state.incarnation > 1:
+            newest = state.checkpoints[-1][1] if state.checkpoints else "the start"
+            changes["incidents"] = _told(state, time, "going on", f"from {newest}")
         changes["ready_seconds"] = max(state.ready_seconds, event.seconds)
         if changes["ready"] == state.plan.ranks:
             changes["launch_seconds"] = state.launch_seconds + changes["ready_seconds"]

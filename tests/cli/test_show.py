@@ -1,0 +1,55 @@
+"""A run goes on whether or not somebody listens to what is said of it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from supernode.cli import show
+from supernode.control.supernode import SuperNode
+from supernode.scheduling.state import advance
+from supernode.schema.event import RankLost, RankReady, Started
+
+
+@pytest.mark.parametrize("loss", ["full", "reader gone", "closed"])
+def test_who_watches_goes_quiet_once_nobody_listens(monkeypatch: pytest.MonkeyPatch, loss: str) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    if loss == "full":
+        os.close(write)
+        write = os.open("/dev/full", os.O_WRONLY)
+    file = os.fdopen(write, "w")
+    if loss == "closed":
+        file.close()
+    monkeypatch.setattr(show, "_TALK", type(show._TALK)(file=file))
+    event = Started(plan=SuperNode.discover(cards=1, cpu_only=True).plan({"parallelism": {"data": 1}}))
+
+    with show.Watching(quiet=False) as watching:
+        watching.place(Path("run"))
+        watching.prepare("tokens", 0.5)
+        watching.see(event, advance(None, event, 0.0))
+    show.talk("report: run/report.html")
+
+    if not file.closed:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
+        file.close()
+
+
+def test_after_a_loss_it_is_said_and_kept_from_where_the_run_goes_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(show, "_TALK", Console(stderr=True))
+    plan = SuperNode.discover(cards=1, cpu_only=True).plan({"parallelism": {"data": 1}})
+    state = advance(None, Started(plan=plan, checkpoints=((8, "step-00000008"),)), 0.0)
+    state = advance(state, RankLost(rank=0, incarnation=1, reason="killed by signal 9"), 1.0)
+    ready = RankReady(rank=0, incarnation=2, seconds=1.0)
+    state = advance(state, ready, 3.0)
+
+    with show.Watching(quiet=False) as watching:
+        watching.see(ready, state)
+
+    assert capsys.readouterr().err == "going on from step-00000008\n"
+    assert [incident.what for incident in state.incidents] == ["started", "rank 0 lost", "going on"]

@@ -128,6 +128,7 @@ def test_a_server_that_dies_under_its_ranks_is_replaced(backend: LocalBackend, s
 
     assert backend.poll(1.0) == [RankLost(rank=0, incarnation=1, reason="the server is gone")]
     assert backend.poll(0.0) == []
+    backend.kill_ranks(KillRanks(incarnation=1))
     backend.launch(Launch(incarnation=2, plan=backend_plan(), checkpoint=""))
     assert backend.server is not server
 

@@ -125,7 +125,7 @@ class LocalBackend:
 
     def kill_ranks(self, command: KillRanks) -> None:
         """End every rank that is left; none is left when this returns."""
-        if self.server.is_ready:
+        if self.server.is_ready and not self.server.has_ended:
             self._have_ranks_ended()
         else:
             self._end_server()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import sys
@@ -196,11 +197,15 @@ def main(server: Any = None) -> None:
         sys.stdout = None  # The reader has gone; nothing more can be said to it.
         code = 0
     except OSError as error:
-        if error.filename is not None:
+        if error.filename is not None or error.errno not in (*_FULL, errno.EIO):
             raise
         sys.stdout = None  # What it still holds cannot be written either.
-        _complain(f"cannot write to stdout: {error.strerror}", "free some space where it goes, or send it elsewhere.")
-        code = 2
+        code = 0  # Its terminal has gone.
+        if error.errno in _FULL:
+            _complain(
+                f"cannot write to stdout: {error.strerror}", "free some space where it goes, or send it elsewhere."
+            )
+            code = 2
     except Exception as error:
         # click's own complaints: an unknown flag, a missing file.
         if not hasattr(error, "format_message") or not hasattr(error, "exit_code"):
@@ -219,6 +224,7 @@ class _Stopped(Exception):  # noqa: N818 - no error
     """Somebody stopped the run that a command began; all is said already."""
 
 
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _SERVER: list[Any] = []
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import TracebackType
@@ -43,7 +42,7 @@ class _Console(Console):
 
     def on_broken_pipe(self) -> None:
         """Tell of it; Rich itself would end the process."""
-        raise BrokenPipeError(errno.EPIPE, "its reader has gone")
+        raise BrokenPipeError("its reader has gone")  # Without a number, which Typer would end the process for.
 
 
 _OUT = _Console()

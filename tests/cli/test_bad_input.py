@@ -514,3 +514,26 @@ def test_more_ranks_than_this_computer_bears_are_refused(command: Command, tmp_p
 
     assert_refused(refused, "4096 ranks are too many", "--cards")
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_terminal_that_knows_no_such_character_is_shown_the_others(command: Command, tmp_path: Path) -> None:
+    del command
+    answer = subprocess.run(
+        [sys.executable, "-m", "supernode", "plan", "job.yaml", "--set", "name=naïve", "--json"],
+        cwd=tmp_path, env=os.environ | {"PYTHONIOENCODING": "ascii"}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+
+    assert json.loads(answer.stdout)["job"]["name"] == "na?ve"
+
+
+def test_streams_that_the_shell_closed_lend_their_numbers_to_nothing_else() -> None:
+    code = "import os, sys; from supernode.cli.entry import _open_standard_streams as f; f()\n" + (
+        "open(sys.argv[1], 'w').write(' '.join(os.readlink(f'/proc/self/fd/{n}') for n in (1, 2)))"
+    )
+    read, write = os.pipe()
+    words = ["sh", "-c", 'exec "$0" -c "$1" "$2" >&- 2>&-', sys.executable, code, f"/dev/fd/{write}"]
+    subprocess.run(words, check=True, pass_fds=[write])
+    os.close(write)
+
+    with os.fdopen(read) as said:
+        assert said.read() == "/dev/null /dev/null"

@@ -120,7 +120,7 @@ class Software:
         overlaps_tensor: the tensor axis' collectives are cut up and overlapped with matrix products.
         overlaps_pipeline: activations travel between stages while others are computed.
         overlaps_expert: tokens travel to experts and back while another micro-batch is computed.
-        gradient_bytes: of one gradient on its way.
+        gradient_bytes: of one gradient on its way; less where a compressor is at work.
         rails: part of a node's network cards that gathering sharded weights uses.
         accumulate_bytes: read and written for each weight to add a micro-batch's gradient to the sum;
             0 where the product that makes it adds it, behind its arithmetic.
@@ -145,7 +145,7 @@ class Software:
     overlaps_tensor: bool = False
     overlaps_pipeline: bool = True
     overlaps_expert: bool = False
-    gradient_bytes: int = 4
+    gradient_bytes: float = 4
     rails: float = 1.0
     accumulate_bytes: float = 0.0
     adapters: bool = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from supernode.planning.efficiency import CardModel
 from supernode.planning.kernels import PassTimes, pass_times
 from supernode.planning.memory_model import card_parameters, expert_copies
-from supernode.planning.network import exchange_time, gather_time, members_inside, send_time
+from supernode.planning.network import Wires, exchange_time, gather_time, members_inside, send_time
 from supernode.planning.shape import ModelShape, Numbers
 from supernode.planning.strategy import FULL, GPIPE, ZERO_BUBBLE, Software, Strategies
 from supernode.planning.sublayers import (
@@ -25,6 +26,13 @@ from supernode.planning.sublayers import (
 TENSOR_HIDDEN = 0.6
 # Likewise of the expert axis' exchanges, beside another micro-batch.
 EXPERT_HIDDEN = 0.7
+
+Gather = Callable[[Wires, Numbers, Numbers, Numbers], Numbers]
+"""Seconds of an all-gather or a reduce-scatter over wires, of bytes in all, among cards, so many ranks apart."""
+
+
+def _ring(wires: Wires, nbytes: Numbers, cards: Numbers, stride: Numbers) -> Numbers:
+    return gather_time(wires, nbytes, cards=cards, stride=stride)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -83,8 +91,14 @@ class _Stage:
     expert: Numbers
 
 
-def step_parts(model: ModelShape, ways: Strategies, card: CardModel, software: Software) -> StepParts:
-    """Return the parts of one step's time; all arguments broadcast."""
+def step_parts(
+    model: ModelShape, ways: Strategies, card: CardModel, software: Software, *, gather: Gather = _ring
+) -> StepParts:
+    """Return the parts of one step's time; all arguments broadcast.
+
+    Args:
+        gather: how gradients and sharded weights travel over the data axis.
+    """
     stage = _stage(model, ways, card, software)
     most, last = _shares(model, ways)
     body = stage.body.total + stage.tensor + stage.context + stage.expert
@@ -106,7 +120,13 @@ def step_parts(model: ModelShape, ways: Strategies, card: CardModel, software: S
         bubble=_bubble(ways, whole=whole, slow=slow),
         transfer=_transfers(model, ways, card, software),
         data=_data(
-            model, ways, card, software, forward=weight * stage.body.forward, backward=weight * stage.body.backward
+            model,
+            ways,
+            card,
+            software,
+            gather,
+            forward=weight * stage.body.forward,
+            backward=weight * stage.body.backward,
         ),
         optimizer=np.zeros(()) if software.adapters else _update(model, ways, card, software),
         step=np.asarray(card.fitted.step),
@@ -206,16 +226,23 @@ def _expert(model: ModelShape, ways: Strategies, card: CardModel, software: Soft
 
 
 def _data(
-    model: ModelShape, ways: Strategies, card: CardModel, software: Software, *, forward: Numbers, backward: Numbers
+    model: ModelShape,
+    ways: Strategies,
+    card: CardModel,
+    software: Software,
+    collective: Gather,
+    *,
+    forward: Numbers,
+    backward: Numbers,
 ) -> Numbers:
     """Return the waiting for gradients and sharded weights that computing does not hide."""
     body, routed = card_parameters(model, ways)
-    dense = {"cards": ways.data * ways.context, "stride": ways.tensor}
-    experts = {"cards": expert_copies(ways), "stride": ways.expert * ways.expert_tensor}
+    dense = ways.data * ways.context, ways.tensor
+    experts = expert_copies(ways), ways.expert * ways.expert_tensor
     wires = replace(card.tuned_wires, outside=card.wires.outside * software.rails)
 
     def both(element: Numbers | float) -> Numbers:
-        return gather_time(wires, body * element, **dense) + gather_time(wires, routed * element, **experts)
+        return collective(wires, body * element, *dense) + collective(wires, routed * element, *experts)
 
     scatter, gather = both(software.gradient_bytes), both(ways.element)
     is_sharded = ways.sharding == 3

@@ -27,6 +27,7 @@ from supernode.planning.million import (
     sensitivities,
     step_at,
     strong_curve,
+    strong_sensitivities,
 )
 from supernode.planning.presets import public_model
 from supernode.planning.strategy import INTERLEAVED, Software, make_strategies
@@ -135,12 +136,13 @@ def picture(curves: dict[str, list[tuple[int, float]]], *, width: int = 720, hei
         drawn.append(f'<path d="M{left} {y(part):.1f}H{width - right}" stroke="#ddd"/>')
         drawn.append(f'<text x="{left - 6}" y="{y(part) + 4:.1f}" text-anchor="end">{part:.0%}</text>')
     drawn.append(f'<path d="M{left} {y(GOOD):.1f}H{width - right}" stroke="#888" stroke-dasharray="4 3"/>')
-    for cards in sizes[:: max(1, len(sizes) // 5)]:
+    for cards in sizes[::-2]:
         drawn.append(f'<text x="{x(cards):.1f}" y="{height - 22}" text-anchor="middle">{cards:,}</text>')
     drawn.append(f'<text x="{(left + width - right) / 2}" y="{height - 5}" text-anchor="middle">cards</text>')
     dashes = ("", "6 3", "2 3", "8 3 2 3")
     below = 0.0
-    for index, (name, points) in enumerate(curves.items()):
+    highest_first = sorted(curves.items(), key=lambda entry: -entry[1][-1][1])
+    for index, (name, points) in enumerate(highest_first):  # so that labels are beside their curves
         colour, dash = f"hsl({index * 360 // len(curves)} 70% 38%)", dashes[index % len(dashes)]
         path = " ".join(f"{x(cards):.1f},{y(part):.1f}" for cards, part in points)
         drawn.append(
@@ -180,7 +182,8 @@ def main() -> None:
     say("ninety days, by rule and size")
     found, life_seconds = lives(points)
     say("what would move it")
-    moved = sensitivities(tiers, work, SUPERNODES)
+    moved = sensitivities(tiers, work)
+    strong_moved = strong_sensitivities(tiers, work, STRONG_BATCH)
     if flags.out:
         shown = {"same work per card": points, "same batch for all": strong}
         lines = {name: [(point.cards, point.efficiency) for point in some] for name, some in shown.items()}
@@ -208,8 +211,12 @@ def main() -> None:
         },
         "strong_efficiency": {point.cards: round(point.efficiency, 4) for point in strong},
         "sensitivity": {
-            name: {"efficiency": round(value, 4), "falls_below_95_pct_at_cards": _whole(cards)}
-            for name, (value, cards) in moved.items()
+            name: {
+                "same work per card, efficiency at a million": round(some[-1].efficiency, 4),
+                "same work per card, falls below 95% at cards": _whole(breakpoint_of(some)),
+                "same batch for all, falls below 95% at cards": _whole(breakpoint_of(strong_moved[name])),
+            }
+            for name, some in moved.items()
         },
         "goodput_90_days": found,
         "published": [compared(row) for row in PUBLISHED],

@@ -18,9 +18,11 @@ from supernode.planning.million import (
     least_bandwidth,
     memory_share,
     scatter_time,
+    sensitivities,
     slowest,
     step_at,
     strong_curve,
+    strong_sensitivities,
     ways_of,
 )
 from supernode.planning.times import step_parts
@@ -107,6 +109,22 @@ def test_one_batch_for_all_scales_worse_than_a_batch_for_each() -> None:
     strong = strong_curve(TIERS, WORK, 16_384, (1, 64))
 
     assert strong[-1].efficiency < efficiency_at(TIERS, WORK, 64)
+
+
+def test_what_saves_communication_helps_and_what_costs_it_hurts() -> None:
+    found = {name: points[-1].efficiency for name, points in sensitivities(TIERS, WORK, (1, 2048)).items()}
+    usual = found["as assumed"]
+
+    helps = {"2 × bandwidth between supernodes", "2 × batch", "gradients compressed to 10%", "gradients of 2 bytes"}
+    hurts = {"half the bandwidth between supernodes", "1/4 of the batch", "no overlap with the backward"}
+    assert all(found[name] > usual for name in helps)
+    assert all(found[name] < usual for name in hurts)
+
+
+def test_a_larger_batch_for_all_breaks_later() -> None:
+    found = {name: breakpoint_of(points) for name, points in strong_sensitivities(TIERS, WORK, 16_384).items()}
+
+    assert found["1/4 of the batch"] < found["as assumed"] < found["2 × batch"]  # type: ignore[operator]
 
 
 def test_degrees_that_do_not_fill_a_supernode_are_refused() -> None:

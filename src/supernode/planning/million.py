@@ -289,23 +289,37 @@ def memory_share(tiers: Tiers, work: Work, supernodes: int = 1) -> float:
     return float(parts.total) / card_model(tiers.card).memory
 
 
-def sensitivities(tiers: Tiers, work: Work, supernodes: int) -> dict[str, tuple[float, float | None]]:
-    """Return what would move the result: by change, the efficiency at this size and where it falls below 95%."""
+def changes(tiers: Tiers, work: Work) -> dict[str, tuple[Tiers, Work]]:
+    """Return what one could change, one at a time."""
+    software = work.software
     changed = {
         "as assumed": (tiers, work),
         "2 × bandwidth between supernodes": (replace(tiers, between=2 * tiers.between), work),
         "half the bandwidth between supernodes": (replace(tiers, between=tiers.between / 2), work),
-        "2 × batch per card": (tiers, replace(work, micro_batches=2 * work.micro_batches)),
-        "1/4 of the batch per card": (tiers, replace(work, micro_batches=max(1, work.micro_batches // 4))),
+        "2 × batch": (tiers, replace(work, micro_batches=2 * work.micro_batches)),
+        "1/4 of the batch": (tiers, replace(work, micro_batches=max(1, work.micro_batches // 4))),
         "gradients compressed to 10%": (replace(tiers, left=0.1), work),
-        "gradients of 2 bytes": (tiers, replace(work, software=replace(work.software, gradient_bytes=2))),
-        "no overlap with the backward": (tiers, replace(work, software=replace(work.software, overlaps_data=False))),
+        "gradients of 2 bytes": (tiers, replace(work, software=replace(software, gradient_bytes=2))),
+        "no overlap with the backward": (tiers, replace(work, software=replace(software, overlaps_data=False))),
         "nodes alike (no spread)": (replace(tiers, spread=0.0), work),
         "3 × spread between nodes": (replace(tiers, spread=3 * tiers.spread), work),
     }
-    sizes = tuple(2**power for power in range(supernodes.bit_length()))
+    if not tiers.node_cards % (2 * work.tensor) and work.pipeline % 2 == 0:
+        shorter = replace(work, tensor=2 * work.tensor, pipeline=work.pipeline // 2)
+        changed["half the stages, twice the tensor"] = (tiers, shorter)
+    return changed
+
+
+def sensitivities(tiers: Tiers, work: Work, sizes: Sequence[int] = SIZES) -> dict[str, list[Point]]:
+    """Return the curve after each change, the same work on each card."""
+    return {name: curve(*changed, sizes) for name, changed in changes(tiers, work).items()}
+
+
+def strong_sensitivities(tiers: Tiers, work: Work, batch: int, sizes: Sequence[int] = SIZES) -> dict[str, list[Point]]:
+    """Return the curve after each change, the same batch for all sizes on which each copy has a sample of it."""
     found = {}
-    for name, (cluster, job) in changed.items():
-        points = curve(cluster, job, sizes)
-        found[name] = (points[-1].efficiency, breakpoint_of(points))
+    for name, (cluster, job) in changes(tiers, work).items():
+        samples = batch * job.micro_batches // work.micro_batches
+        enough = [count for count in sizes if count * _copies(cluster, job) <= samples]
+        found[name] = strong_curve(cluster, job, samples, enough)
     return found

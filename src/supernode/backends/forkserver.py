@@ -47,7 +47,6 @@ def main() -> None:
     except ImportError as error:
         _say(control, {"kind": "broken", "message": f"{type(error).__name__}: {error}"})
         return
-    importlib.import_module("supernode.backends.local_rank").prepare()
     gc.freeze()  # Forked pages stay shared: the collector does not touch them any more.
     _say(control, {"kind": "ready"})
     _Server(control).serve()

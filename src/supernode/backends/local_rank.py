@@ -6,14 +6,9 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from supernode.schema.codec import adapter, from_json
+from supernode.schema import plain
 from supernode.schema.plan import Plan
 from supernode.training.worker import Assignment, Channel, live
-
-
-def prepare() -> None:
-    """Do once, before any fork, what every rank would do again."""
-    adapter(Plan)  # 40 ms
 
 
 def run(request: dict[str, Any], rank: int, connection: socket.socket) -> int:
@@ -21,7 +16,7 @@ def run(request: dict[str, Any], rank: int, connection: socket.socket) -> int:
     assignment = Assignment(
         rank=rank,
         incarnation=request["incarnation"],
-        plan=from_json(Plan, request["plan"]),
+        plan=plain.read(Plan, request["plan"]),
         folder=Path(request["folder"]),
         meeting=Path(request["meeting"]),
         checkpoint=request["checkpoint"],

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import xxhash
 
-from supernode.errors import CheckpointError, MachineError, RunError
-from supernode.schema.codec import from_json
+from supernode.errors import CheckpointError, MachineError
+from supernode.schema import plain
 from supernode.schema.manifest import VERSION, Manifest
 
 MANIFEST = "manifest.json"
@@ -106,12 +106,11 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         if path.stat().st_size > _MOST_MANIFEST_BYTES:
             raise CheckpointError(f"{path} is larger than a manifest can be", hint=hint)
-        manifest = from_json(Manifest, path.read_bytes())
+        manifest = plain.read(Manifest, path.read_bytes())
     except FileNotFoundError as error:
         raise CheckpointError(f"{folder} has no manifest, so it is not whole", hint=hint) from error
-    except (RunError, OSError) as error:
-        reason = error.message if isinstance(error, RunError) else error
-        raise CheckpointError(f"{path} is no manifest: {reason}", hint=hint) from error
+    except (ValueError, RecursionError, OSError) as error:
+        raise CheckpointError(f"{path} is no manifest: {error}", hint=hint) from error
     if manifest.version != VERSION:
         raise CheckpointError(
             f"{path} is of version {manifest.version}, and this is version {VERSION}",

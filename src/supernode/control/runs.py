@@ -33,6 +33,22 @@ LOOK_SECONDS = 0.5
 _DATA_FILES = {"train.bin", "held_out.bin", "corpus.json", "tokenizer.json"}
 
 
+def write_whole(path: Path, text: str) -> None:
+    """Write a file so that its name never stands for half of it.
+
+    Raises:
+        OSError: it cannot be written; what bore the name before still does.
+    """
+    draft = path.with_name(f".{path.name}")
+    try:
+        draft.write_text(text, encoding="utf-8")
+        os.replace(draft, path)
+    except OSError:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise
+
+
 class RunFolder:
     """A run's folder, held by one controller at a time.
 
@@ -106,13 +122,9 @@ class RunFolder:
         Raises:
             MachineError: it cannot be written.
         """
-        draft = self.path / f".{JOB}"
         try:
-            draft.write_text(to_json(job), encoding="utf-8")
-            os.replace(draft, self.path / JOB)
+            write_whole(self.path / JOB, to_json(job))
         except OSError as error:
-            with suppress(OSError):
-                draft.unlink(missing_ok=True)
             raise MachineError(
                 f"cannot write in {self.path}: {error.strerror}",
                 hint="free some space on its disk, see to its permissions, or choose another `--folder`.",

@@ -146,13 +146,9 @@ def write_report(folder: str | Path) -> Report:
     state = status(run.path)
     report = replace(make_report(state), folder=str(run.path))
     for name, text in (("report.html", report_html(report, state)), ("report.json", json.dumps(report_json(report)))):
-        draft = run.path / f".{name}"
         try:
-            draft.write_text(text, encoding="utf-8")
-            os.replace(draft, run.path / name)
+            runs.write_whole(run.path / name, text)
         except OSError as error:
-            with suppress(OSError):
-                draft.unlink(missing_ok=True)
             raise MachineError(
                 f"{run.path / name} cannot be written: {error.strerror}",
                 hint="free some space on its disk, or see to its permissions, then `supernode report`.",

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from supernode.planning.efficiency import FILE, Efficiency, card_model
+from supernode.forecast.efficiency import FILE, Efficiency, card_model
 from supernode.validation.case import Case
 from supernode.validation.cases import load_cases
 from supernode.validation.score import Forecaster, errors, mean_error

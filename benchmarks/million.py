@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 
 from harness import finish, machine, parser, say
-from supernode.planning.efficiency import card_model
-from supernode.planning.million import (
+from supernode.forecast.efficiency import card_model
+from supernode.forecast.times import step_parts
+from supernode.simulation.goodput import DAY, Faults, Goodput, goodput
+from supernode.simulation.million import (
     GOOD,
     SIZES,
     Point,
@@ -29,10 +31,8 @@ from supernode.planning.million import (
     strong_curve,
     strong_sensitivities,
 )
-from supernode.planning.presets import public_model
-from supernode.planning.strategy import INTERLEAVED, Software, make_strategies
-from supernode.planning.times import step_parts
-from supernode.simulation.goodput import DAY, Faults, Goodput, goodput
+from supernode.workload.presets import public_model
+from supernode.workload.strategy import INTERLEAVED, Software, make_strategies
 
 SUPERNODES = SIZES[-1]
 STRONG_BATCH = 16_384  # samples; one for each copy of the model at a million cards, 134 Mi tokens

@@ -8,18 +8,18 @@ from dataclasses import replace
 from typing import Any
 
 from harness import finish, machine, parser, say
+from supernode.forecast.efficiency import CardModel
+from supernode.forecast.rates import card_of
 from supernode.hardware.assemble import build_machine
 from supernode.hardware.machine import Machine
-from supernode.planning.balance import balance
-from supernode.planning.best import bill_of, room_of, words
-from supernode.planning.efficiency import CardModel
-from supernode.planning.placement import best_order, every_order, machine_tiers, place
-from supernode.planning.presets import public_model
-from supernode.planning.rates import card_of
-from supernode.planning.search import Choice, search
-from supernode.planning.shape import ModelShape, gpt_shape
-from supernode.planning.space import Space
-from supernode.planning.strategy import INTERLEAVED, Software, make_strategies
+from supernode.search.balance import balance
+from supernode.search.best import bill_of, room_of, words
+from supernode.search.placement import best_order, every_order, machine_tiers, place
+from supernode.search.search import Choice, search
+from supernode.search.space import Space
+from supernode.workload.presets import public_model
+from supernode.workload.shape import ModelShape, gpt_shape
+from supernode.workload.strategy import INTERLEAVED, Software, make_strategies
 
 CLAIM = 0.30  # SPEC S9: communication −30% by topology-aware partition
 SOFTWARE = Software()

@@ -9,14 +9,14 @@ from typing import Any
 
 from harness import finish, machine, parser, say
 from supernode.errors import CapacityError
-from supernode.planning.best import OFFLOADS, SCHEDULES, USABLE, words
-from supernode.planning.efficiency import card_model
-from supernode.planning.exhaustive import alone, exhaustive
-from supernode.planning.offload import Room
-from supernode.planning.search import OBJECTIVES, Bill, search
-from supernode.planning.shape import gpt_shape, make_shape
-from supernode.planning.space import OVERLAPS, Space
-from supernode.planning.strategy import INTERLEAVED, NO_RECOMPUTE, Software
+from supernode.forecast.efficiency import card_model
+from supernode.search.best import OFFLOADS, SCHEDULES, USABLE, words
+from supernode.search.exhaustive import alone, exhaustive
+from supernode.search.offload import Room
+from supernode.search.search import OBJECTIVES, Bill, search
+from supernode.search.space import OVERLAPS, Space
+from supernode.workload.shape import gpt_shape, make_shape
+from supernode.workload.strategy import INTERLEAVED, NO_RECOMPUTE, Software
 
 CARD = card_model("A100-80")
 # Calculon's system for these spaces (systems/a100_80e.json) has 512 GiB of second-tier memory for each card.

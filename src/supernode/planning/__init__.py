@@ -1,4 +1,4 @@
-"""Who computes what: memory per card, seconds per step, the cut over stages.
+"""Who computes what: degrees, the cut over stages, the order of passes, the plan of one job.
 
 May import schema, hardware, fabric, collectives, numpy, and the ground floor.
 """

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from supernode.forecast.efficiency import precision_index
+from supernode.forecast.kernels import pass_times
+from supernode.forecast.rates import card_of
 from supernode.hardware.machine import Machine
-from supernode.planning.efficiency import precision_index
 from supernode.planning.exchange import (
     all_gather_time,
     all_reduce_time,
@@ -15,12 +17,7 @@ from supernode.planning.exchange import (
     send_time,
     tensor_tier,
 )
-from supernode.planning.kernels import pass_times
 from supernode.planning.memory import moments
-from supernode.planning.rates import card_of
-from supernode.planning.shape import decoder_shape
-from supernode.planning.strategy import Software, make_strategies
-from supernode.planning.sublayers import attention_demand, embedding_traffic, head_demand, mlp_demand
 from supernode.planning.work import (
     ELEMENT_BYTES,
     block_matrix,
@@ -33,6 +30,9 @@ from supernode.planning.work import (
 )
 from supernode.schema.model import DecoderShape
 from supernode.schema.plan import Plan, Stage, StepTime
+from supernode.workload.shape import decoder_shape
+from supernode.workload.strategy import Software, make_strategies
+from supernode.workload.sublayers import attention_demand, embedding_traffic, head_demand, mlp_demand
 
 # Counted by torch.profiler over forward and backward of one decoder block in eager PyTorch 2.13: 262 operations that
 # call no other; timed at width 32, where arithmetic is next to nothing: 0.56 ms on one x86 core, 2.1 µs each.

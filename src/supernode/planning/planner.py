@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from supernode.errors import CapacityError, SpecError
+from supernode.forecast.trust import doubts
 from supernode.hardware.machine import Machine
 from supernode.planning.cost import flops_per_step, step_time
 from supernode.planning.cut import cut_stages
 from supernode.planning.layout import resolve_layout
 from supernode.planning.memory import memory_use
-from supernode.planning.trust import doubts
 from supernode.planning.work import block_forward_flops, head_forward_flops, with_vocabulary
 from supernode.schema.job import JobSpec
 from supernode.schema.plan import Layout, MemoryUse, Plan, Stage

@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from supernode.planning.shape import ModelShape, Numbers
-from supernode.planning.strategy import Software, Strategies
+from supernode.workload.shape import ModelShape, Numbers
+from supernode.workload.strategy import Software, Strategies
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

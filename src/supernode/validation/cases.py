@@ -23,7 +23,7 @@ def load_cases(folder: Path = FOLDER) -> list[Case]:
     cases, strange = readable_cases(folder)
     if strange:
         raise SpecError(
-            f"{len(strange)} rows in {folder} cannot be read: {strange[0]}", hint="see `planning/models.yaml`."
+            f"{len(strange)} rows in {folder} cannot be read: {strange[0]}", hint="see `workload/models.yaml`."
         )
     return cases
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from supernode.planning.efficiency import precision_index
-from supernode.planning.presets import public_model
-from supernode.planning.shape import ModelShape, gpt_shape
-from supernode.planning.strategy import INTERLEAVED, NO_RECOMPUTE, ONE_F_ONE_B, Software
+from supernode.forecast.efficiency import precision_index
 from supernode.registry import lookup
 from supernode.validation.case import Case, ways_of
 from supernode.validation.tables import Row
+from supernode.workload.presets import public_model
+from supernode.workload.shape import ModelShape, gpt_shape
+from supernode.workload.strategy import INTERLEAVED, NO_RECOMPUTE, ONE_F_ONE_B, Software
 
 MEGATRON_CORE = Software(overlaps_tensor=True, gradient_bytes=4)
 

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
-from supernode.planning.efficiency import precision_index
-from supernode.planning.presets import public_model
-from supernode.planning.shape import gpt_shape
-from supernode.planning.strategy import FULL, INTERLEAVED, NO_RECOMPUTE, ONE_F_ONE_B, SELECTIVE, Software
+from supernode.forecast.efficiency import precision_index
 from supernode.registry import lookup
 from supernode.validation.case import Case, ways_of
 from supernode.validation.tables import Row
+from supernode.workload.presets import public_model
+from supernode.workload.shape import gpt_shape
+from supernode.workload.strategy import FULL, INTERLEAVED, NO_RECOMPUTE, ONE_F_ONE_B, SELECTIVE, Software
 
 # llm-foundry: eager PyTorch FSDP with a flash kernel; gradients travel in 16 bits.
 FOUNDRY = Software(fused=False, gradient_bytes=2, early_stop=True)

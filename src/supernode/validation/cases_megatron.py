@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from supernode.planning.shape import ModelShape, gpt_shape
-from supernode.planning.strategy import FULL, INTERLEAVED, ONE_F_ONE_B, SELECTIVE, Software
 from supernode.validation.case import Case, ways_of
 from supernode.validation.tables import Row
+from supernode.workload.shape import ModelShape, gpt_shape
+from supernode.workload.strategy import FULL, INTERLEAVED, ONE_F_ONE_B, SELECTIVE, Software
 
 # Megatron-LM of 2021 and Megatron-DeepSpeed: fused softmax over written scores, dropout, gradients after the backward.
 MEGATRON_2021 = Software(

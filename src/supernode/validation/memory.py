@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from supernode.planning.memory_model import MemoryParts, memory_parts
-from supernode.planning.shape import gpt_shape
-from supernode.planning.strategy import FULL, NO_RECOMPUTE, SELECTIVE
+from supernode.forecast.memory import MemoryParts, memory_parts
 from supernode.validation.case import ways_of
 from supernode.validation.cases_megatron import MEGATRON_2021
 from supernode.validation.tables import FOLDER, Row, read
+from supernode.workload.shape import gpt_shape
+from supernode.workload.strategy import FULL, NO_RECOMPUTE, SELECTIVE
 
 GIB = 2**30
 

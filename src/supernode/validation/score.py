@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from supernode.planning.efficiency import Efficiency, card_model
-from supernode.planning.shape import Numbers
-from supernode.planning.strategy import FULL
-from supernode.planning.times import step_parts
+from supernode.forecast.efficiency import Efficiency, card_model
+from supernode.forecast.times import step_parts
 from supernode.validation.case import Case, measured, stacked
 from supernode.validation.cases import load_cases
+from supernode.workload.shape import Numbers
+from supernode.workload.strategy import FULL
 
 # Calculon with its own a100_80g.json and no refit, on all rows of a table; `peer_accuracy_claims.csv` and its source.
 # Least and most where it was measured apart: vTrain's single node by variant, SC'21 by table (three-dimensional rows).

@@ -1,0 +1,128 @@
+"""Why does a strategy take as long as it does? Its parts, and what each resource would bring if it were 10% better."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from supernode.errors import CapacityError
+from supernode.forecast.efficiency import CardModel
+from supernode.forecast.times import step_parts
+from supernode.search.offload import Room, holding, waiting
+from supernode.search.search import DEGREES, OBJECTIVES, Bill, Choice, winner
+from supernode.search.space import Space, row_table
+
+BETTER = 1.1
+
+Change = Callable[[CardModel, Room], tuple[CardModel, Room]]
+
+
+def _peaks(card: CardModel, room: Room) -> tuple[CardModel, Room]:
+    rates = tuple(rate * BETTER for rate in card.peaks)
+    return replace(card, peaks=rates, exponentials=card.exponentials * BETTER), room
+
+
+def _bandwidth(card: CardModel, room: Room) -> tuple[CardModel, Room]:
+    return replace(card, memory_bandwidth=card.memory_bandwidth * BETTER), room
+
+
+def _inside(card: CardModel, room: Room) -> tuple[CardModel, Room]:
+    return replace(card, wires=replace(card.wires, inside=card.wires.inside * BETTER)), room
+
+
+def _outside(card: CardModel, room: Room) -> tuple[CardModel, Room]:
+    return replace(card, wires=replace(card.wires, outside=card.wires.outside * BETTER)), room
+
+
+def _latency(card: CardModel, room: Room) -> tuple[CardModel, Room]:
+    wires = card.wires
+    inside, outside = wires.inside_latency / BETTER, wires.outside_latency / BETTER
+    return replace(card, wires=replace(wires, inside_latency=inside, outside_latency=outside)), room
+
+
+def _launches(card: CardModel, room: Room) -> tuple[CardModel, Room]:
+    return replace(card, fitted=replace(card.fitted, launch=card.fitted.launch / BETTER)), room
+
+
+def _host(card: CardModel, room: Room) -> tuple[CardModel, Room]:
+    return card, replace(room, host_bandwidth=room.host_bandwidth * BETTER)
+
+
+RESOURCES: Mapping[str, Change] = {
+    "compute": _peaks,
+    "memory bandwidth": _bandwidth,
+    "links in the node": _inside,
+    "network between nodes": _outside,
+    "latency": _latency,
+    "launches": _launches,
+    "host link": _host,
+}
+CAPACITY = "memory"
+"""The one resource that makes no strategy faster but may allow a faster one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Why:
+    """What a strategy's time consists of.
+
+    Attributes:
+        parts: seconds of a step: compute (with launches, optimizer and what surrounds a step), and waiting for
+            the tensor, context, expert, pipeline and data axes and for the host.
+        saved: by resource, the part of the step's time that goes when it is 10% better; for memory, when there is 10%
+            more of it and the rest of the strategy may follow at the same degrees.
+    """
+
+    parts: Mapping[str, float]
+    saved: Mapping[str, float]
+
+    @property
+    def binds(self) -> str:
+        """The resource that brings most."""
+        return max(self.saved, key=lambda name: self.saved[name])
+
+    @property
+    def largest_wait(self) -> str:
+        """The largest part that is not computing."""
+        return max((name for name in self.parts if name != "compute"), key=lambda name: self.parts[name])
+
+
+def why(space: Space, card: CardModel, room: Room, bill: Bill, choice: Choice) -> Why:
+    """Return what a choice's time consists of and depends on."""
+    parts = time_parts(space, card, room, choice)
+    now = sum(parts.values())
+    saved = {
+        name: 1 - sum(time_parts(space, *change(card, room), choice).values()) / now
+        for name, change in RESOURCES.items()
+    }
+    return Why(parts=parts, saved=saved | {CAPACITY: _with_more_memory(space, card, room, bill, choice, now)})
+
+
+def time_parts(space: Space, card: CardModel, room: Room, choice: Choice) -> dict[str, float]:
+    """Return the seconds of a choice's step by what it waits for."""
+    ways, software = choice.ways(space), choice.software(space)
+    step = step_parts(space.model, ways, card, software)
+    held = holding(space.model, ways, software)
+    busy = step.compute + step.launch
+    parts = {
+        "compute": busy + step.optimizer + step.step,
+        "tensor": step.tensor,
+        "context": step.context,
+        "expert": step.expert,
+        "pipeline": step.bubble + step.transfer,
+        "data": step.data,
+        "host": waiting(held, int(choice.axes["offload"]), ways, busy, room),
+    }
+    return {name: float(seconds) for name, seconds in parts.items()}
+
+
+def _with_more_memory(space: Space, card: CardModel, room: Room, bill: Bill, choice: Choice, now: float) -> float:
+    table = row_table(space)
+    alike = np.logical_and.reduce([table[name] == choice.axes[name] for name in DEGREES])
+    more = replace(room, memory=room.memory * BETTER)
+    try:
+        best = winner(space, card, more, bill, np.flatnonzero(alike), column=OBJECTIVES["time"], table=table)
+    except CapacityError:
+        return 0.0
+    return max(0.0, 1 - best.time / now)

@@ -1,0 +1,161 @@
+"""How is the work spread, and with what software? Strategies as arrays, one entry for each way to run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from supernode.errors import SpecError
+from supernode.workload.shape import Numbers, as_numbers
+
+NO_RECOMPUTE, SELECTIVE, FULL = 0, 1, 2
+"""What is computed again in the backward: nothing, the attention's core, whole layers."""
+GPIPE, ONE_F_ONE_B, INTERLEAVED, ZERO_BUBBLE = 0, 1, 2, 3
+"""Pipeline schedules."""
+PRECISIONS = ("float16", "bfloat16", "float8", "mxfp8", "nvfp4", "float32")
+"""Of the matrix products; everything else is of 16 bits, or of 32 where they are."""
+FLOAT32 = 5
+
+
+def _one() -> Numbers:
+    return np.ones(())
+
+
+def _zero() -> Numbers:
+    return np.zeros(())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Strategies:
+    """Ways to run one step; every field is a number or an array, and they broadcast.
+
+    Ranks are laid out tensor first, then context, data, pipeline, as Megatron does; experts are spread over
+    tensor × context × data. One step trains on `batch` samples, `batch` / `data` / `micro_batch` micro-batches each.
+
+    Attributes:
+        tensor: cards that share each matrix.
+        context: cards that share each sequence.
+        expert: cards over which the experts of a mixture are spread.
+        expert_tensor: cards that share each expert.
+        pipeline: stages.
+        interleave: parts of the model that each pipeline rank holds.
+        data: copies that see different samples.
+        sharding: ZeRO stage: 1 optimizer, 2 and gradients, 3 and weights (FSDP); 0 for whole copies.
+        micro_batch: samples.
+        batch: samples of one step over all cards.
+        sequence: tokens of a sample.
+        recompute: `NO_RECOMPUTE`, `SELECTIVE` or `FULL`.
+        schedule: `GPIPE`, `ONE_F_ONE_B`, `INTERLEAVED` or `ZERO_BUBBLE`.
+        sequence_parallel: 1 if norms and residuals are spread over the tensor axis.
+        precision: index into `PRECISIONS`.
+    """
+
+    tensor: Numbers = field(default_factory=_one)
+    context: Numbers = field(default_factory=_one)
+    expert: Numbers = field(default_factory=_one)
+    expert_tensor: Numbers = field(default_factory=_one)
+    pipeline: Numbers = field(default_factory=_one)
+    interleave: Numbers = field(default_factory=_one)
+    data: Numbers = field(default_factory=_one)
+    sharding: Numbers = field(default_factory=_zero)
+    micro_batch: Numbers = field(default_factory=_one)
+    batch: Numbers = field(default_factory=_one)
+    sequence: Numbers = field(default_factory=_one)
+    recompute: Numbers = field(default_factory=_zero)
+    schedule: Numbers = field(default_factory=_one)
+    sequence_parallel: Numbers = field(default_factory=_zero)
+    precision: Numbers = field(default_factory=_one)
+
+    def __post_init__(self) -> None:
+        for entry in fields(self):
+            numbers = as_numbers(getattr(self, entry.name))
+            least = 0 if entry.name in ("sharding", "recompute", "schedule", "sequence_parallel", "precision") else 1
+            if not np.all(numbers >= least):
+                raise SpecError(
+                    f"`{entry.name}` of a strategy is {numbers.min()}", hint=f"choose {least} or more, everywhere."
+                )
+            object.__setattr__(self, entry.name, numbers)
+
+    @property
+    def cards(self) -> Numbers:
+        """Cards that each way takes."""
+        return self.tensor * self.context * self.pipeline * self.data
+
+    @property
+    def micro_batches(self) -> Numbers:
+        """Micro-batches of one step on each pipeline."""
+        return self.batch / (self.data * self.micro_batch)
+
+    @property
+    def element(self) -> Numbers:
+        """Bytes of an activation."""
+        return np.where(self.precision == FLOAT32, 4.0, 2.0)
+
+    @property
+    def tokens(self) -> Numbers:
+        """Tokens of one micro-batch on one card (before the tensor axis)."""
+        return self.micro_batch * self.sequence / self.context
+
+
+def make_strategies(**degrees: ArrayLike) -> Strategies:
+    """Return strategies from plain numbers or arrays.
+
+    >>> float(make_strategies(tensor=8, pipeline=4, data=16).cards)
+    512.0
+    """
+    return Strategies(**{name: as_numbers(value) for name, value in degrees.items()})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Software:
+    """What the training program does, as far as time depends on it; facts of its version, not fitted.
+
+    Attributes:
+        flash: attention is one kernel that never writes the scores.
+        fused: norms, activations, rotary turns and residual sums are fused or compiled.
+        dropout: elements are dropped after attention, after each sublayer, and in the scores.
+        overlaps_data: gradients (and sharded weights) travel while others are computed.
+        overlaps_tensor: the tensor axis' collectives are cut up and overlapped with matrix products.
+        overlaps_pipeline: activations travel between stages while others are computed.
+        overlaps_expert: tokens travel to experts and back while another micro-batch is computed.
+        gradient_bytes: of one gradient on its way; less where a compressor is at work.
+        rails: part of a node's network cards that gathering sharded weights uses.
+        accumulate_bytes: read and written for each weight to add a micro-batch's gradient to the sum;
+            0 where the product that makes it adds it, behind its arithmetic.
+        adapters: only low-rank adapters are trained, so that weights have no gradients.
+        update_bytes: that the optimizer reads and writes for each weight it owns.
+        launches: part of the launches that the host makes one by one; the rest are in recorded graphs.
+        syncs: the host must learn how many tokens each expert got before it can go on.
+        fused_dispatch: tokens are permuted while they are sent (DeepEP, HybridEP), not in passes of their own.
+        fused_experts: experts' products, activation and casts are one kernel.
+        early_stop: recomputing a layer stops before its last product, whose result nothing needs, as in PyTorch.
+        selective: part of the products that selective recomputation repeats, with all that memory binds, where
+            attention is flash; torchtitan keeps every second product.
+        attention: rate of its flash kernel over the best one for the card.
+        low_attention: the attention's core is computed in 8 bits where products are.
+        redone_experts: mixtures are computed again in the backward.
+    """
+
+    flash: bool = True
+    fused: bool = True
+    dropout: bool = False
+    overlaps_data: bool = True
+    overlaps_tensor: bool = False
+    overlaps_pipeline: bool = True
+    overlaps_expert: bool = False
+    gradient_bytes: float = 4
+    rails: float = 1.0
+    accumulate_bytes: float = 0.0
+    adapters: bool = False
+    update_bytes: float = 34.0
+    launches: float = 1.0
+    syncs: bool = True
+    fused_dispatch: bool = True
+    fused_experts: bool = False
+    early_stop: bool = False
+    selective: float = 0.0
+    attention: float = 1.0
+    low_attention: bool = False
+    redone_experts: bool = False

@@ -1,0 +1,108 @@
+"""The vectorised step time: laws that hold whatever the fitted numbers are."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from supernode.forecast.efficiency import card_model
+from supernode.forecast.times import StepParts, step_parts
+from supernode.workload.presets import public_model
+from supernode.workload.strategy import FULL, ZERO_BUBBLE, Software, Strategies, make_strategies
+
+CARD = card_model("H100")
+PLAIN = Software()
+MODEL = public_model("llama3-70b")
+RUN = {"tensor": 8, "pipeline": 4, "data": 2, "batch": 64, "sequence": 8192, "sequence_parallel": 1}
+
+
+def parts(software: Software = PLAIN, **degrees: object) -> StepParts:
+    return step_parts(MODEL, make_strategies(**(RUN | degrees)), CARD, software)  # type: ignore[arg-type]
+
+
+def total(software: Software = PLAIN, **degrees: object) -> float:
+    return float(parts(software, **degrees).total)
+
+
+def test_arrays_give_what_each_strategy_gives_alone() -> None:
+    tensor = np.array([1, 2, 4, 8])
+
+    together = parts(tensor=tensor).total
+
+    assert together == pytest.approx([total(tensor=t) for t in tensor])
+
+
+def test_parts_are_never_negative_and_add_up() -> None:
+    found = parts()
+    each = [getattr(found, name) for name in StepParts.__dataclass_fields__]
+
+    assert min(float(part) for part in each) >= 0
+    assert float(found.total) == pytest.approx(sum(float(part) for part in each))
+
+
+def test_one_card_waits_for_nobody() -> None:
+    found = parts(tensor=1, pipeline=1, data=1)
+
+    assert (float(found.tensor), float(found.bubble), float(found.transfer), float(found.data)) == (0, 0, 0, 0)
+
+
+def test_the_bubble_of_like_stages_is_the_published_share() -> None:
+    # Narayanan et al., arXiv:2104.04473, section 2.2: (p − 1) / (m v) of the work; the ends add a little.
+    found = parts(pipeline=4, interleave=5)
+    busy = float(found.compute + found.launch + found.tensor)
+
+    assert float(found.bubble) / busy == pytest.approx(3 / (32 * 5), rel=0.1)
+
+
+def test_zero_bubble_waits_a_third_as_long() -> None:
+    assert float(parts(schedule=ZERO_BUBBLE).bubble) == pytest.approx(float(parts().bubble) / 3)
+
+
+def test_full_recomputation_costs_about_a_third_more_arithmetic() -> None:
+    assert float(parts(recompute=FULL).compute / parts().compute) == pytest.approx(4 / 3, rel=0.05)
+
+
+def test_two_batches_take_nearly_twice_as_long() -> None:
+    # Bubble, gradient sync and update come once a step.
+    assert 1.7 < total(batch=128) / total(batch=64) < 2
+
+
+def test_a_tensor_group_over_two_nodes_waits_longer() -> None:
+    assert float(parts(tensor=16, data=1).tensor) > 2 * float(parts(tensor=8).tensor)
+
+
+def test_eight_bits_are_faster_but_not_twice() -> None:
+    assert 1.1 < total(precision=1) / total(precision=2) < 2
+
+
+def test_overlap_hides_gradients() -> None:
+    hidden, shown = parts(), parts(Software(overlaps_data=False))
+
+    assert float(hidden.data) < float(shown.data)
+
+
+def test_experts_on_one_node_cost_less_to_reach() -> None:
+    model = public_model("deepseek-v3")
+    ways = make_strategies(expert=np.array([8, 64]), data=128, batch=1024, sequence=4096)
+
+    near, far = step_parts(model, ways, CARD, Software()).expert
+
+    assert far > 2 * near
+
+
+def test_launches_bind_small_models_and_graphs_free_them() -> None:
+    small = {"tensor": 8, "pipeline": 1, "sequence": 128, "batch": 2}
+
+    assert float(parts(**small).launch) > float(parts(**small).compute) / 2
+    assert float(parts(Software(launches=0.0), **small).launch) == 0
+
+
+def test_a_hundred_thousand_strategies_are_one_call() -> None:
+    rng = np.random.default_rng(0)
+    degrees = {n: 2.0 ** rng.integers(0, 4, 100_000) for n in ("tensor", "pipeline", "data", "micro_batch")}
+    ways = Strategies(**degrees, batch=np.asarray(4096.0), sequence=np.asarray(4096.0))
+
+    found = step_parts(MODEL, ways, CARD, Software()).total
+
+    assert found.shape == (100_000,)
+    assert np.all(found > 0)

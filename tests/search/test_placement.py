@@ -1,0 +1,127 @@
+"""Does the order of the axes follow the fabric, and the cut the layers' costs?"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from supernode.forecast.efficiency import card_model
+from supernode.forecast.times import step_parts
+from supernode.hardware.assemble import build_machine
+from supernode.hardware.machine import Tier
+from supernode.search.balance import balance
+from supernode.search.placement import (
+    RANK_ORDER,
+    best_order,
+    every_order,
+    machine_tiers,
+    place,
+    ring_bytes,
+    slow_bytes,
+    tiers_of,
+)
+from supernode.workload.presets import public_model
+from supernode.workload.shape import gpt_shape
+from supernode.workload.strategy import Software, Strategies, make_strategies
+
+CARD = card_model("H100")
+MODEL = gpt_shape(layers=32, width=4096, heads=32, vocabulary=51_200, positions=2048)
+MIXTURE = public_model("qwen3-30b-a3b")
+SOFTWARE = Software()
+
+
+def ways(**degrees: float) -> Strategies:
+    """Return a strategy with a batch of 128 samples of 2048 tokens."""
+    return make_strategies(**{"batch": 128, "sequence": 2048, "sharding": 1, "sequence_parallel": 1, **degrees})
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    tensor=st.sampled_from([1, 2, 4, 8]), context=st.sampled_from([1, 2]), data=st.sampled_from([1, 2, 8]),
+    pipeline=st.sampled_from([1, 2, 4]),
+)  # fmt: skip
+def test_in_rank_order_the_step_takes_what_the_time_model_says(
+    tensor: int, context: int, data: int, pipeline: int
+) -> None:
+    one = ways(tensor=tensor, context=context, data=data, pipeline=pipeline)
+    tiers = tiers_of(CARD.wires, tensor * context * data * pipeline)
+    placed = place(MODEL, one, CARD, SOFTWARE, tiers)
+
+    # Save that a pipeline whose hops partly leave the node is as slow as those that do.
+    stride = tensor * context * data
+    if pipeline == 1 or stride * pipeline <= 8 or stride >= 8:
+        assert placed.time == pytest.approx(float(step_parts(MODEL, one, CARD, SOFTWARE).total), rel=1e-9)
+
+
+def test_the_tensor_axis_stays_inside_the_node() -> None:
+    one = ways(tensor=8, data=8)
+    best = best_order(MODEL, one, CARD, SOFTWARE, tiers_of(CARD.wires, 64))
+    worst = max(every_order(MODEL, one, CARD, SOFTWARE, tiers_of(CARD.wires, 64)), key=lambda placed: placed.time)
+
+    assert best.order[0] == "tensor"
+    assert worst.order[0] == "data"
+    assert best.slow_bytes < worst.slow_bytes / 2
+
+
+def test_the_order_does_not_matter_on_a_flat_fabric() -> None:
+    flat = (Tier(name="machine", cards=64, bandwidth=450e9, latency=5e-6),)
+    one = ways(tensor=4, data=4, pipeline=4)
+    placed = list(every_order(MODEL, one, CARD, SOFTWARE, flat))
+
+    assert len(placed) == 6
+    assert max(p.time for p in placed) == pytest.approx(min(p.time for p in placed))
+    assert {p.slow_bytes for p in placed} == {0.0}
+    assert best_order(MODEL, one, CARD, SOFTWARE, flat).order == (*("tensor", "data", "pipeline"), "context")
+
+
+def test_bytes_of_a_data_axis_across_nodes_are_those_of_a_ring_shared_by_its_members() -> None:
+    one = ways(data=64)
+    # 64 cards hold whole gradients; a ring of 64 passes 63/64 of gathers and scatters, once for each node of eight.
+    body = float(MODEL.body_parameters + MODEL.vocabulary * MODEL.width)
+
+    sent = slow_bytes(MODEL, one, SOFTWARE, tiers_of(CARD.wires, 64), order=RANK_ORDER)
+    assert ring_bytes(MODEL, one, SOFTWARE)["data"] == pytest.approx(body * (4 + 2))
+    assert sent == pytest.approx(body * 6 * 63 / 64 / 8)
+
+
+def test_experts_in_one_node_send_nothing_over_the_network() -> None:
+    tiers = tiers_of(CARD.wires, 64)
+    near = slow_bytes(MIXTURE, ways(data=64, expert=8), SOFTWARE, tiers, order=RANK_ORDER)
+    far = slow_bytes(MIXTURE, ways(data=64, expert=64), SOFTWARE, tiers, order=RANK_ORDER)
+
+    assert far > near
+
+
+def test_a_pipeline_sends_over_the_network_only_where_it_leaves_a_node() -> None:
+    tiers = tiers_of(CARD.wires, 16)
+    sent = slow_bytes(MODEL, ways(pipeline=16), SOFTWARE, tiers, order=("pipeline", "tensor", "context", "data"))
+
+    # 16 stages on two nodes: one of 15 hops leaves; activations and gradients of 128 samples, averaged over 16 cards.
+    assert sent == pytest.approx(2 * 128 * 2048 * 4096 * 2 / 16)
+
+
+def test_three_tiers_are_kept_where_they_nest() -> None:
+    tiers = machine_tiers(build_machine(512, "Hybrid", card="H100"))
+
+    assert [tier.cards for tier in tiers] == [8, 64, 512]
+    torus = machine_tiers(build_machine(384, card="B200"))
+    assert all(outer.cards % inner.cards == 0 for inner, outer in pairwise(torus))
+
+
+def test_a_large_head_makes_room_on_the_last_stage() -> None:
+    small = gpt_shape(layers=26, width=1024, heads=16, vocabulary=256_000, positions=2048)
+    one = ways(pipeline=4, batch=64)
+    found = balance(small, one, CARD, SOFTWARE)
+    closed = float(step_parts(small, one, CARD, SOFTWARE).total)
+
+    assert found.cut < 0.9 * found.equal
+    assert found.step(closed, slowest=found.cut) < found.step(closed, slowest=found.equal)
+
+
+def test_without_a_pipeline_there_is_nothing_to_cut() -> None:
+    found = balance(MODEL, ways(tensor=8), CARD, SOFTWARE)
+
+    assert found.equal == found.cut == found.model

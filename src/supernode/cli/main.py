@@ -7,13 +7,30 @@ import io
 import json
 import sys
 from contextlib import suppress
-from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 import typer
 
+from supernode.cli.flags import (
+    Card,
+    Cards,
+    Cooling,
+    Folder,
+    Interconnect,
+    JobFile,
+    Json,
+    Mtbf,
+    Named,
+    Older,
+    Out,
+    Run,
+    Set,
+    local,
+    node,
+    overrides_of,
+)
 from supernode.cli.words import printable
-from supernode.errors import SpecError, SupernodeError
+from supernode.errors import SupernodeError
 
 STOPPED = 130
 """Exit code of what was interrupted, as shells have it: 128 and the number of SIGINT."""
@@ -22,42 +39,6 @@ app = typer.Typer(
     name="supernode", add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,
     help="Many accelerator cards as one machine: plan, simulate, run, resume, report.",
 )  # fmt: skip
-
-JobFile = Annotated[Path, typer.Argument(metavar="FILE", help="Job file (YAML).", show_default=False)]
-Run = Annotated[
-    Path, typer.Argument(metavar="RUN", help="Folder of a run, or its name below runs/.", show_default=False)
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Cards = Annotated[Optional[int], typer.Option("--cards", help="Cards to use.", show_default=False)]  # noqa: UP045
-Set = Annotated[
-    Optional[list[str]],  # noqa: UP045 - typer reads the annotation at run time
-    typer.Option(
-        "--set", metavar="KEY=VALUE", help="Change a key of the job: --set parallelism.data=2.", show_default=False
-    ),
-]
-Mtbf = Annotated[
-    str, typer.Option("--mtbf", help="Mean time between failures of one card, such as 2000h; empty for none.")
-]
-Out = Annotated[
-    Optional[Path],  # noqa: UP045
-    typer.Option("--out", help="Folder for the step's timeline (SVG) and trace (Perfetto).", show_default=False),
-]
-Folder = Annotated[
-    Optional[Path],  # noqa: UP045
-    typer.Option("--folder", help="Where the run lives; by default runs/NAME.", show_default=False),
-]
-Older = Annotated[str, typer.Option("--checkpoint", help="Older checkpoint to go on from, such as step-00000050.")]
-Card = Annotated[
-    str,
-    typer.Option("--card", help="Card of the catalogue; by default `local`, this computer.", show_default=False),
-]
-Interconnect = Annotated[
-    str, typer.Option("--interconnect", help="How cards are joined; by default 3D_Ring.", show_default=False)
-]
-Named = Annotated[
-    str, typer.Option("--machine", help="A whole machine by name, such as supernode-512; then no other part is named.")
-]
-Cooling = Annotated[str, typer.Option("--cooling", help="`liquid` or `air`; by default `liquid`.", show_default=False)]
 
 
 @app.command()
@@ -69,8 +50,8 @@ def plan(
     from supernode.cli import show
     from supernode.control.jobfile import load_job
 
-    job = load_job(file, overrides=_overrides(overrides))
-    show.plan(_node(cards, card, interconnect, cooling, machine, job).plan(job), as_json=as_json)
+    job = load_job(file, overrides=overrides_of(overrides))
+    show.plan(node(cards, card, interconnect, cooling, machine, job).plan(job), as_json=as_json)
 
 
 @app.command()
@@ -85,9 +66,9 @@ def simulate(
     from supernode.control.jobfile import load_job
     from supernode.units import parse_seconds
 
-    job = load_job(file, overrides=_overrides(overrides))
+    job = load_job(file, overrides=overrides_of(overrides))
     between = parse_seconds(mtbf, key="--mtbf") if mtbf else float("inf")
-    result = _node(cards, card, interconnect, cooling, machine, job).simulate(job, mtbf=between, seed=seed)
+    result = node(cards, card, interconnect, cooling, machine, job).simulate(job, mtbf=between, seed=seed)
     show.simulation(result, result.write(out) if out is not None else (), as_json=as_json)
 
 
@@ -100,10 +81,10 @@ def run(
     from supernode.control.jobfile import load_job
     from supernode.control.training import start
 
-    job = load_job(file, overrides=_overrides(overrides))
+    job = load_job(file, overrides=overrides_of(overrides))
     with show.Watching(quiet=as_json) as watching:
         report = start(
-            _local(cards, job).pool,
+            local(cards, job).pool,
             job,
             folder=folder,
             watch=watching.see,
@@ -126,12 +107,12 @@ def resume(
     from supernode.control.training import changed
     from supernode.control.training import resume as go_on
 
-    changes = _overrides(overrides)
+    changes = overrides_of(overrides)
     job = changed(runs.find(run).job(), changes)
     with show.Watching(quiet=as_json) as watching:
         watching.place(runs.find(run).path)
         report = go_on(
-            _local(cards, job).pool, run, checkpoint=checkpoint, overrides=changes, cards=cards,
+            local(cards, job).pool, run, checkpoint=checkpoint, overrides=changes, cards=cards,
             watch=watching.see, server=_taken_server(),
         )  # fmt: skip
     show.report(report, as_json=as_json)
@@ -164,7 +145,7 @@ def sheet(
     """Show a machine's sheet: memory, FLOP/s, bandwidth, watts and cost, all derived from its parts."""
     from supernode.cli import show
 
-    show.machine(_node(cards, card, interconnect, cooling, machine, None).sheet(), as_json=as_json)
+    show.machine(node(cards, card, interconnect, cooling, machine, None).sheet(), as_json=as_json)
 
 
 def main(server: Any = None) -> None:
@@ -230,56 +211,6 @@ _SERVER: list[Any] = []
 
 def _taken_server() -> Any:
     return _SERVER.pop() if _SERVER else None
-
-
-def _overrides(pairs: list[str] | None) -> dict[str, Any]:
-    from supernode.control.jobfile import override_from
-
-    return dict(override_from(pair) for pair in pairs or [])
-
-
-def _local(cards: int | None, job: Any) -> Any:
-    """Return this computer with as many cards as the job names, or as it has cores."""
-    from supernode.control.supernode import SuperNode
-
-    want = job.parallelism
-    least = want.tensor * want.pipeline
-    if cards is None:
-        import os
-
-        cores = len(os.sched_getaffinity(0))
-        cards = least * want.data if want.data else max(least, cores - cores % least)
-    return SuperNode.discover(cards=cards, cpu_only=True)
-
-
-def _node(cards: int | None, card: str, interconnect: str, cooling: str, machine: str, job: Any) -> Any:
-    from supernode.control.supernode import SuperNode
-
-    parts = {"--cards": cards, "--card": card, "--interconnect": interconnect, "--cooling": cooling}
-    if machine:
-        if named := [flag for flag, value in parts.items() if value not in (None, "")]:
-            raise SpecError(
-                f"`--machine {machine}` is a whole machine, and {_listed(named)} would make it another",
-                hint=f"leave out {_listed(named)}, or build a machine of parts without `--machine`.",
-            )
-        return SuperNode.named(machine)
-    if card in ("", "local"):
-        if named := [flag for flag in ("--interconnect", "--cooling") if parts[flag]]:
-            raise SpecError(
-                f"{_listed(named)} cannot be chosen for this computer, which is as it is",
-                hint=f"name a card of the catalogue, such as `--card H100`, or leave out {_listed(named)}.",
-            )
-        return _local(cards, job) if job is not None else SuperNode.discover(cards=cards)
-    if cards is None:
-        want = job.parallelism if job is not None else None
-        cards = 512 if want is None or not want.data else want.tensor * want.pipeline * want.data
-    return SuperNode(
-        card_count=cards, interconnect=interconnect or "3D_Ring", cooling=cooling or "liquid", card=card
-    )  # fmt: skip
-
-
-def _listed(flags: list[str]) -> str:
-    return " and ".join(f"`{flag}`" for flag in flags)
 
 
 def _leave(report: Any) -> None:

@@ -33,6 +33,30 @@ def test_gpipe_runs_all_forwards_first() -> None:
     assert words(order) == "f0 f1 f2 b0 b1 b2"
 
 
+def test_zero_bubble_by_hand() -> None:
+    orders = [rank_order("zero_bubble", rank=r, pipeline=2, interleave=1, micro_batches=3) for r in range(2)]
+
+    assert words(orders[0]) == "f0 f1 b0 w0 f2 b1 w1 b2 w2"
+    assert words(orders[1]) == "f0 b0 f1 b1 w0 f2 b2 w1 w2"
+
+
+@pytest.mark.parametrize("micro_batches", [1, 3, 4, 9])
+@pytest.mark.parametrize("pipeline", [1, 2, 4])
+def test_zero_bubble_runs_all_three_parts_once_and_no_rank_holds_more_than_the_first(
+    pipeline: int, micro_batches: int
+) -> None:
+    for rank in range(pipeline):
+        order = rank_order("zero_bubble", rank=rank, pipeline=pipeline, interleave=1, micro_batches=micro_batches)
+
+        places = {(a.kind, a.micro_batch): place for place, a in enumerate(order)}
+        assert len(places) == len(order) == 3 * micro_batches
+        for n in range(micro_batches):
+            assert places["forward", n] < places["backward", n] < places["weights", n]
+        held = max(accumulate({"forward": 1, "backward": 0, "weights": -1}[a.kind] for a in order))
+        most = forwards_ahead("zero_bubble", rank=rank, pipeline=pipeline, interleave=1, micro_batches=micro_batches)
+        assert held <= most == min(micro_batches, pipeline)
+
+
 @pytest.mark.parametrize(("schedule", "pipeline", "interleave", "micro_batches"), CASES)
 def test_every_pass_is_run_once_and_the_count_of_held_activations_agrees(
     schedule: str, pipeline: int, interleave: int, micro_batches: int

@@ -31,12 +31,14 @@ class PassTimes:
         backward: the backward with what is recomputed, likewise.
         gpu: both, if launching cost nothing.
         core: the attention's core in both, during which keys and values can travel.
+        weights: of the backward, the weights' gradients, which nothing waits for.
     """
 
     forward: Numbers
     backward: Numbers
     gpu: Numbers
     core: Numbers
+    weights: Numbers
 
     @property
     def total(self) -> Numbers:
@@ -47,20 +49,21 @@ class PassTimes:
     def none(cls) -> PassTimes:
         """Return no time at all."""
         zero = np.zeros(())
-        return cls(forward=zero, backward=zero, gpu=zero, core=zero)
+        return cls(forward=zero, backward=zero, gpu=zero, core=zero, weights=zero)
 
     def __add__(self, other: PassTimes) -> PassTimes:
         """Return one after the other."""
         return PassTimes(
             forward=self.forward + other.forward, backward=self.backward + other.backward, gpu=self.gpu + other.gpu,
-            core=self.core + other.core,
+            core=self.core + other.core, weights=self.weights + other.weights,
         )  # fmt: skip
 
     def scaled(self, count: Numbers) -> PassTimes:
         """Return so many of them."""
         return PassTimes(
-            forward=count * self.forward, backward=count * self.backward, gpu=count * self.gpu, core=count * self.core
-        )
+            forward=count * self.forward, backward=count * self.backward, gpu=count * self.gpu,
+            core=count * self.core, weights=count * self.weights,
+        )  # fmt: skip
 
 
 def pass_times(
@@ -96,6 +99,7 @@ def pass_times(
     return PassTimes(
         forward=_longer(forward, np.asarray(host)), backward=_longer(backward + redone, host * (1.4 + full)),
         gpu=forward + backward + redone, core=core * (1 + (FLASH_BACKWARD if software.flash else 2.0)),
+        weights=np.zeros(()) if software.adapters else linear,
     )  # fmt: skip
 
 

@@ -71,7 +71,7 @@ class StepParts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Stage:
+class StageParts:
     """One micro-batch on one pipeline rank: all of the model's sublayers over the stages, and the ends.
 
     Attributes:
@@ -99,7 +99,7 @@ def step_parts(
     Args:
         gather: how gradients and sharded weights travel over the data axis.
     """
-    stage = _stage(model, ways, card, software)
+    stage = stage_parts(model, ways, card, software)
     most, last = _shares(model, ways)
     body = stage.body.total + stage.tensor + stage.context + stage.expert
     ends = stage.head.total, stage.embedding
@@ -112,7 +112,7 @@ def step_parts(
     weight = (slow - in_ends) / np.maximum(body, 1e-12)
     whole = body + ends[0] + ends[1]
     return StepParts(
-        compute=many * (weight * stage.body.gpu + in_ends + _accumulation(model, ways, card, software)),
+        compute=many * (weight * stage.body.gpu + in_ends + accumulation_time(model, ways, card, software)),
         launch=many * weight * np.maximum(stage.body.total - stage.body.gpu, 0),
         tensor=many * weight * stage.tensor,
         context=many * weight * stage.context,
@@ -128,12 +128,13 @@ def step_parts(
             forward=weight * stage.body.forward,
             backward=weight * stage.body.backward,
         ),
-        optimizer=np.zeros(()) if software.adapters else _update(model, ways, card, software),
+        optimizer=np.zeros(()) if software.adapters else update_time(model, ways, card, software),
         step=np.asarray(card.fitted.step),
     )
 
 
-def _stage(model: ModelShape, ways: Strategies, card: CardModel, software: Software) -> _Stage:
+def stage_parts(model: ModelShape, ways: Strategies, card: CardModel, software: Software) -> StageParts:
+    """Return the seconds of one micro-batch through the whole model, for the closed form and for events alike."""
     kinds = [
         (model.attentions, attention_demand), (model.mlps, mlp_demand), (model.mixtures, mixture_demand),
         (model.mambas, mamba_demand),
@@ -149,7 +150,7 @@ def _stage(model: ModelShape, ways: Strategies, card: CardModel, software: Softw
         core = core + count * times.core if demand_of is attention_demand else core
     head = pass_times(head_demand(model, ways), ways, card, software, again=False)
     embedding = 2 * embedding_traffic(model, ways) / (card.memory_bandwidth * card.fitted.memory)
-    return _Stage(
+    return StageParts(
         body=body, head=head, embedding=embedding, tensor=_tensor(model, ways, card, software),
         context=_context(model, ways, card, core), expert=_expert(model, ways, card, software),
     )  # fmt: skip
@@ -177,12 +178,21 @@ def _bubble(ways: Strategies, *, whole: Numbers, slow: Numbers) -> Numbers:
 
 
 def _transfers(model: ModelShape, ways: Strategies, card: CardModel, software: Software) -> Numbers:
-    """Return the waiting for activations between stages: at each micro-batch, unless it is overlapped."""
-    nbytes = ways.tokens * model.width * ways.element / ways.tensor
-    one = send_time(card.tuned_wires, nbytes, stride=ways.tensor * ways.context * ways.data)
+    """Return the waiting for activations and their gradients between stages, unless it is overlapped.
+
+    Each micro-batch is exchanged twice, with the stage before and the one after; the fill and the drain pass each way
+    once. What travels cut over the tensor axis is gathered where it arrives, save with sequence parallelism.
+    """
+    nbytes = ways.tokens * model.width * ways.element
+    stride = ways.tensor * ways.context * ways.data
+    ahead = send_time(card.tuned_wires, nbytes / ways.tensor, stride=stride)
+    back = send_time(card.tuned_wires, nbytes / (1 if software.whole_gradients else ways.tensor), stride=stride)
+    whole = (ways.tensor <= 1) | (ways.sequence_parallel > 0)
+    gather = np.where(whole, 0, gather_time(card.tuned_wires, nbytes, cards=ways.tensor, stride=np.ones(())))
+    each = 2 * (ahead + back if software.serial_transfers else np.maximum(ahead, back)) + 2 * gather
     steady = ways.micro_batches * ways.interleave * (0.0 if software.overlaps_pipeline else 1.0)
     steady = np.where(ways.schedule == GPIPE, 0, steady)
-    return np.where(ways.pipeline > 1, 2 * one * (steady + ways.pipeline - 1), 0)
+    return np.where(ways.pipeline > 1, each * steady + (ahead + back + 2 * gather) * (ways.pipeline - 1), 0)
 
 
 def _tensor(model: ModelShape, ways: Strategies, card: CardModel, software: Software) -> Numbers:
@@ -236,19 +246,16 @@ def _data(
     backward: Numbers,
 ) -> Numbers:
     """Return the waiting for gradients and sharded weights that computing does not hide."""
-    body, routed = card_parameters(model, ways)
-    dense = ways.data * ways.context, ways.tensor
-    experts = expert_copies(ways), ways.expert * ways.expert_tensor
-    wires = replace(card.tuned_wires, outside=card.wires.outside * software.rails)
-
-    def both(element: Numbers | float) -> Numbers:
-        return collective(wires, body * element, *dense) + collective(wires, routed * element, *experts)
-
-    scatter, gather = both(software.gradient_bytes), both(ways.element)
+    scatter, gather = data_times(model, ways, card, software, collective=collective)
     is_sharded = ways.sharding == 3
     if software.adapters:
         return np.zeros(())
     hidden = card.fitted.contention
+    # Interleaved, a part of the model is synchronised while the others' last passes of a group of micro-batches run, and
+    # gathered while the others' first ones do (Megatron-LM, core/pipeline_parallel/schedules.py, grad_sync_func).
+    group = np.minimum(ways.pipeline, np.maximum(ways.micro_batches, 1)) - 1
+    beside = 1 + np.where(is_sharded, 0, group * (ways.interleave - 1) / ways.interleave)
+    forward, backward = beside * forward, beside * backward
     if not software.overlaps_data:
         once = scatter + np.where(ways.sharding > 0, gather, scatter)
         return np.where(is_sharded, ways.micro_batches * (2 * gather + scatter), once)
@@ -263,14 +270,29 @@ def _data(
     return np.where(is_sharded, ways.micro_batches * each, once)
 
 
-def _accumulation(model: ModelShape, ways: Strategies, card: CardModel, software: Software) -> Numbers:
+def data_times(
+    model: ModelShape, ways: Strategies, card: CardModel, software: Software, *, collective: Gather = _ring
+) -> tuple[Numbers, Numbers]:
+    """Return the seconds of summing one step's gradients into shards, and of gathering the weights, hidden or not."""
+    body, routed = card_parameters(model, ways)
+    dense = ways.data * ways.context, ways.tensor
+    experts = expert_copies(ways), ways.expert * ways.expert_tensor
+    wires = replace(card.tuned_wires, outside=card.wires.outside * software.rails)
+
+    def both(element: Numbers | float) -> Numbers:
+        return collective(wires, body * element, *dense) + collective(wires, routed * element, *experts)
+
+    return both(software.gradient_bytes), both(ways.element)
+
+
+def accumulation_time(model: ModelShape, ways: Strategies, card: CardModel, software: Software) -> Numbers:
     """Return the time of adding one micro-batch's gradients to the sum; FSDP adds only shards, which costs nothing."""
     dense, experts = card_parameters(model, ways)
     kept = np.where((ways.sharding == 3) | software.adapters, 0.0, dense + experts)
     return kept * software.accumulate_bytes / (card.memory_bandwidth * card.fitted.memory)
 
 
-def _update(model: ModelShape, ways: Strategies, card: CardModel, software: Software) -> Numbers:
+def update_time(model: ModelShape, ways: Strategies, card: CardModel, software: Software) -> Numbers:
     """Return the time of the optimizer, which memory binds."""
     body, routed = card_parameters(model, ways)
     whole = ways.sharding == 0

@@ -57,17 +57,29 @@ def talk(text: str) -> None:
         _TALK.print(printable(text), highlight=False, markup=False, soft_wrap=True)
 
 
-def _print_json(value: Any) -> None:
+def print_json(value: Any) -> None:
+    """Print JSON on stdout."""
     print(printable_json(value))
 
 
-def _rows(title: str, rows: list[tuple[str, str]]) -> None:
-    table = Table(title=title, show_header=False, title_justify="left")
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
+def table(title: str, rows: list[tuple[str, str]]) -> None:
+    """Print rows for people: what, and how much."""
+    drawn = Table(title=title, show_header=False, title_justify="left")
+    drawn.add_column(no_wrap=True)
+    drawn.add_column(overflow="fold")
     for name, value in rows:
-        table.add_row(_plain(name), _plain(value))
-    _OUT.print(table)
+        drawn.add_row(_plain(name), _plain(value))
+    _OUT.print(drawn)
+
+
+def grid(title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+    """Print a table with a head; the first column is never broken."""
+    drawn = Table(title=title, title_justify="left")
+    for place, name in enumerate(columns):
+        drawn.add_column(name, no_wrap=place == 0, overflow="fold")
+    for row in rows:
+        drawn.add_row(*map(_plain, row))
+    _OUT.print(drawn)
 
 
 def _plain(text: str) -> Any:
@@ -81,24 +93,24 @@ def plan(value: Plan, *, as_json: bool) -> None:
     from supernode.planning.planner import explain
 
     if as_json:
-        _print_json(to_plain(value))
+        print_json(to_plain(value))
     else:
-        _rows(f"plan of {value.job.name}", explain(value))
+        table(f"plan of {value.job.name}", explain(value))
 
 
 def machine(sheet: MachineSheet, *, as_json: bool) -> None:
     """Show a machine's sheet."""
     if as_json:
-        _print_json(to_plain(sheet))
+        print_json(to_plain(sheet))
     else:
-        _rows("machine", sheet.rows())
+        table("machine", sheet.rows())
 
 
 def simulation(value: Simulation, files: tuple[Path, ...], *, as_json: bool) -> None:
     """Show what a simulated run came to."""
     state = value.state
     if as_json:
-        _print_json(
+        print_json(
             {
                 "step_seconds": value.timeline.total,
                 "closed_form_seconds": value.plan.step.total if value.plan.step else None,
@@ -117,7 +129,7 @@ def simulation(value: Simulation, files: tuple[Path, ...], *, as_json: bool) -> 
     ]
     if state.message:
         rows.append(("ended", state.message))
-    _rows(f"simulation of {value.plan.job.name} (losses are not simulated)", rows)
+    table(f"simulation of {value.plan.job.name} (losses are not simulated)", rows)
     for file in files:
         talk(str(file))
 
@@ -125,7 +137,7 @@ def simulation(value: Simulation, files: tuple[Path, ...], *, as_json: bool) -> 
 def status(state: RunState, *, as_json: bool) -> None:
     """Show how a run stands."""
     if as_json:
-        _print_json(to_plain(state))
+        print_json(to_plain(state))
         return
     job = state.plan.job
     loss = f"{state.losses[state.step]:.4f}" if state.step in state.losses else "–"
@@ -144,7 +156,7 @@ def status(state: RunState, *, as_json: bool) -> None:
     ]
     if state.hint:
         rows.append(("hint", state.hint))
-    _rows(job.name, rows)
+    table(job.name, rows)
 
 
 def report(value: Report, *, as_json: bool) -> None:
@@ -152,7 +164,7 @@ def report(value: Report, *, as_json: bool) -> None:
     if as_json:
         from supernode.control.report import report_json
 
-        _print_json(report_json(value))
+        print_json(report_json(value))
         return
     predicted, measured = value.predicted.get("total"), value.measured.get("total")
     rows = [
@@ -169,7 +181,7 @@ def report(value: Report, *, as_json: bool) -> None:
     ]
     if value.sample:
         rows.append(("sample", value.sample))
-    _rows(value.name, rows)
+    table(value.name, rows)
     if value.folder:
         talk(f"report: {value.folder}/report.html")
 

@@ -101,6 +101,11 @@ class Space:
         overlaps: whether the tensor, data and pipeline axes' traffic is overlapped; None for what the software does.
         most_tensor: largest tensor degree.
         most_context: largest context degree.
+        most_expert: largest expert degree.
+        most_pipeline: most stages.
+        sequence_parallels: whether norms and residuals may be spread over the tensor axis: 0, 1.
+        only_recomputes: what may be computed again; None for all that changes something.
+        is_filled: a step has at least as many micro-batches as there are stages.
     """
 
     model: ModelShape
@@ -116,6 +121,11 @@ class Space:
     overlaps: tuple[bool, ...] | None = None
     most_tensor: int = 1024
     most_context: int = 64
+    most_expert: int = 1024
+    most_pipeline: int = 1024
+    sequence_parallels: tuple[int, ...] = (0, 1)
+    only_recomputes: tuple[int, ...] | None = None
+    is_filled: bool = False
 
     def __post_init__(self) -> None:
         if not self.cards or min(self.cards) < 1 or self.batch < 1 or self.sequence < 1:
@@ -126,6 +136,8 @@ class Space:
     @property
     def recomputes(self) -> tuple[int, ...]:
         """What may be computed again."""
+        if self.only_recomputes is not None:
+            return self.only_recomputes
         return (NO_RECOMPUTE, FULL) if self.software.flash else (NO_RECOMPUTE, SELECTIVE, FULL)
 
     @property
@@ -171,7 +183,7 @@ class Space:
             **part,
             batch=np.asarray(float(self.batch)), sequence=np.asarray(float(self.sequence)),
             precision=np.asarray(float(self.precision)),
-            sequence_parallel=_dim((0, 1) if spread else (0,), 2), recompute=_dim(self.recomputes, 1),
+            sequence_parallel=_dim(self.sequence_parallels if spread else (0,), 2), recompute=_dim(self.recomputes, 1),
             sharding=_dim(self.shardings if copied else (0,), 0),
         )  # fmt: skip
         matters = (spread, copied, staged)
@@ -194,7 +206,7 @@ def strategy_at(space: Space, table: dict[str, Numbers], row: int, *, switches: 
     # Where a switch does not matter, its first value stands alone.
     return {
         **axes,
-        "sequence_parallel": float(spread),
+        "sequence_parallel": float(space.sequence_parallels[spread] if axes["tensor"] > 1 else 0),
         "recompute": float(space.recomputes[recompute]),
         "sharding": float(space.shardings[sharding] if axes["data"] * axes["context"] > 1 else 0),
     }
@@ -219,8 +231,8 @@ def row_table(space: Space) -> dict[str, Numbers]:
         "cards": sorted(set(space.cards)),
         "tensor": [t for t in divisors(together) if t <= space.most_tensor],
         "context": _contexts(space),
-        "expert": divisors(int(model.experts)) if model.mixtures else [1],
-        "pipeline": parts,
+        "expert": [e for e in divisors(int(model.experts)) if e <= space.most_expert] if model.mixtures else [1],
+        "pipeline": [stages for stages in parts if stages <= space.most_pipeline],
     }
     grid = _combined(candidates)
     grid = _keep(grid, grid["cards"] % (grid["tensor"] * grid["context"] * grid["pipeline"]) == 0)
@@ -250,6 +262,8 @@ def _runs(space: Space, grid: dict[str, NDArray[np.int64]], layers: int) -> NDAr
     spare = -layers % parts
     is_even = (parts <= layers) & (spare <= space.spare)
     by_stageful = (space.batch // samples) % stages == 0
+    if space.is_filled:
+        whole &= space.batch // samples >= stages
     interleaved = (schedule == INTERLEAVED) & (stages > 1) & (grid["interleave"] > 1) & by_stageful
     # One stage has no pipeline, so that one name stands for all schedules.
     alone = schedule == min(space.schedules, key=lambda s: (s != ONE_F_ONE_B, s))

@@ -1,0 +1,1 @@
+"""What is claimed for the product, and what it shows: each figure computed on the spot, never written down."""

@@ -19,8 +19,13 @@ MEGATRON_2021 = Software(
 MEGATRON_2022 = replace(MEGATRON_2021, accumulate_bytes=0)
 # DeepSpeed's ZeRO-3 of 2021 prefetches weights, but gathers them tensor by tensor, which a single network card carries.
 ZERO3_2021 = replace(MEGATRON_2021, overlaps_data=True, rails=1 / 8)
-# DeepSpeed's bfloat16 engine adds each micro-batch's gradients to sums in float32, in passes of their own.
-DEEPSPEED_BF16 = replace(MEGATRON_2021, gradient_bytes=4, accumulate_bytes=12)
+# DeepSpeed's pipeline of 2021 (github.com/microsoft/DeepSpeed @ed3de0c21, runtime/pipe). engine.py: activations go to the
+# next stage cut over the tensor axis (is_pipe_partitioned), gradients back whole (is_grad_partitioned is False up to
+# e2fdd254e of 29 September 2021); schedule.py and p2p.py: each by a blocking call, one after the other. bfloat16
+# gradients are cast to float32 and then added (bf16_optimizer.py @56c522386, update_hp_grads): 2 + 4 and 8 + 4 bytes.
+DEEPSPEED_BF16 = replace(
+    MEGATRON_2021, gradient_bytes=4, accumulate_bytes=18, serial_transfers=True, whole_gradients=True
+)
 
 
 def _vtrain(row: Row, table: str, card: str, recompute: int) -> Case:

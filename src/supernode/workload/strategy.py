@@ -119,6 +119,8 @@ class Software:
         overlaps_data: gradients (and sharded weights) travel while others are computed.
         overlaps_tensor: the tensor axis' collectives are cut up and overlapped with matrix products.
         overlaps_pipeline: activations travel between stages while others are computed.
+        serial_transfers: an activation and a gradient travel between two stages one after the other, not both at once.
+        whole_gradients: between stages, each card of the tensor axis sends the whole gradient, not its part.
         overlaps_expert: tokens travel to experts and back while another micro-batch is computed.
         gradient_bytes: of one gradient on its way; less where a compressor is at work.
         rails: part of a node's network cards that gathering sharded weights uses.
@@ -144,6 +146,8 @@ class Software:
     overlaps_data: bool = True
     overlaps_tensor: bool = False
     overlaps_pipeline: bool = True
+    serial_transfers: bool = False
+    whole_gradients: bool = False
     overlaps_expert: bool = False
     gradient_bytes: float = 4
     rails: float = 1.0

@@ -59,6 +59,18 @@ def parse_seconds(text: str | float, *, key: str = "time") -> float:
     return _parse(text, bare=1, key=key, suffixes=("",), example="90s", scales=_TIME)
 
 
+def parse_count(text: str | float, *, key: str = "count") -> float:
+    """Return how many of "1.4T" (10^12), "300B" (10^9), "15M", "2k", or a bare number.
+
+    Raises:
+        SpecError: not a count, negative, or not finite.
+
+    >>> parse_count("1.4T"), parse_count("300B") == parse_count("300G")
+    (1400000000000.0, True)
+    """
+    return _parse(text, bare=1, key=key, suffixes=("",), example="1.4T", scales=_DECIMAL | {"B": 1e9})
+
+
 def _parse(
     text: str | float, *, bare: float, key: str, suffixes: tuple[str, ...], example: str, scales: dict[str, float]
 ) -> float:
@@ -125,3 +137,12 @@ def show_seconds(seconds: float) -> str:
     if seconds < 86_400:
         return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60)} min"
     return f"{int(seconds // 86_400)} d {int(seconds % 86_400 // 3600)} h"
+
+
+def show_energy(joules: float) -> str:
+    """Return an energy for people: joules while it is little, then watt-hours.
+
+    >>> show_energy(8.2), show_energy(3.6e9)
+    ('8.2 J', '1 MWh')
+    """
+    return show(joules, "J") if joules < 36_000 else show(joules / 3600, "Wh")

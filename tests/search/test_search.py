@@ -11,10 +11,11 @@ from supernode.errors import CapacityError, SpecError
 from supernode.forecast.efficiency import card_model
 from supernode.hardware.assemble import build_machine
 from supernode.schema.job import JobSpec
-from supernode.search.best import best_plans, rows, words
+from supernode.search.best import best_plans
 from supernode.search.exhaustive import exhaustive
 from supernode.search.front import Front, pareto
 from supernode.search.offload import Room
+from supernode.search.runnable import runnable_space
 from supernode.search.search import DEGREES, OBJECTIVES, Bill, Found, search
 from supernode.search.space import Space
 from supernode.search.why import CAPACITY, RESOURCES, why
@@ -28,6 +29,10 @@ GPT = gpt_shape(layers=6, width=4096, heads=32, vocabulary=51200, positions=1024
 MIXTURE = make_shape(
     width=2048, vocabulary=32000, attentions=4, heads=16, key_value_heads=4, head_width=128, mixtures=4, experts=8,
     routed=2, expert_width=4096, gated=1,
+)  # fmt: skip
+LLAMA = make_shape(
+    width=2048, vocabulary=32000, attentions=4, heads=16, key_value_heads=4, head_width=128, mlps=4, mlp_width=8192,
+    gated=1,
 )  # fmt: skip
 # So little that some strategies do not fit, and some fit only with the host's help.
 TIGHT = Room(memory=7e9, host_memory=4e9)
@@ -49,6 +54,7 @@ def spaces() -> dict[str, Space]:
             schedules=(1, 2),
             **every | {"offloads": (0,)},  # type: ignore[arg-type]
         ),
+        "runnable": runnable_space(Space(model=LLAMA, cards=(4,), batch=8, sequence=512)),
     }
 
 
@@ -157,17 +163,16 @@ def test_a_front_keeps_what_nothing_beats_in_whatever_portions_it_comes(
     assert len({tuple(point) for point in front.points}) == len(front.points)
 
 
-def test_a_job_and_a_machine_give_five_plans_in_words() -> None:
+def test_a_job_and_a_machine_give_five_plans() -> None:
     machine = build_machine(16, "Hybrid", card="H100")
     plans = best_plans(public_model("llama3-8b"), machine, batch=16, sequence=4096)
-    lines = list(rows(plans))
 
-    assert len(plans.found.best) == 5
-    assert lines[0][0] == words(plans.found.best[0])
-    assert "a step" in lines[0][1]
+    assert len(plans.found.best) == len(plans.reasons) == len(plans.obstacles) == 5
     assert not plans.notes
     by_job = best_plans(JobSpec(model="tiny", batch=16), machine)
-    assert by_job.found.best[0].time > 0
+    assert by_job.best.time > 0
+    assert int(by_job.space.model.vocabulary) == 256  # of the job's tokenizer, bytes
+    assert "float32" in by_job.notes[0]
 
 
 def test_a_card_without_measurements_is_told_of() -> None:
@@ -175,7 +180,21 @@ def test_a_card_without_measurements_is_told_of() -> None:
     plans = best_plans(public_model("llama3-8b"), machine, batch=16, sequence=4096)
 
     assert "Ascend-910C" in plans.notes[0]
-    assert list(rows(plans))[-1][0] == "note"
+
+
+def test_cards_that_the_batch_does_not_divide_by_stay_idle() -> None:
+    # Four heads and four layers, none of which seven cards divide, and a batch of two.
+    machine = build_machine(7, "Ring", card="H100")
+    plans = best_plans(JobSpec(model="tiny", batch=2), machine)
+
+    assert 1 < plans.best.axes["cards"] < 7
+    assert "of 7 cards stay idle" in plans.notes[0]
+
+
+@pytest.mark.parametrize("cards", [0, 17])
+def test_cards_that_a_machine_does_not_have_are_refused(cards: int) -> None:
+    with pytest.raises(SpecError, match=r"cards of a machine of 16|\(0,\) cards"):
+        best_plans(JobSpec(model="tiny"), build_machine(16, "Hybrid", card="H100"), cards=(cards,))
 
 
 def test_a_shape_without_a_batch_is_refused() -> None:

@@ -90,7 +90,7 @@ def _check_cards(machine: Machine, cards: tuple[int, ...] | None) -> tuple[int, 
 def _draft(job: JobSpec, machine: Machine, cards: tuple[int, ...], vocabulary: int) -> Plan:
     """Return the plan without its predictions."""
     layout = resolve_layout(job, len(cards))
-    shape = with_vocabulary(job, vocabulary or _token_kinds(job))
+    shape = with_vocabulary(job, vocabulary or token_kinds(job))
     if shape is not None and shape.vocabulary < vocabulary:
         raise SpecError(
             f"`model.vocabulary` is {shape.vocabulary}, and the tokenizer has {vocabulary} tokens",
@@ -122,7 +122,8 @@ def _draft(job: JobSpec, machine: Machine, cards: tuple[int, ...], vocabulary: i
     )
 
 
-def _token_kinds(job: JobSpec) -> int:
+def token_kinds(job: JobSpec) -> int:
+    """Return how many tokens the job's tokenizer has."""
     tokenizer = job.data.tokenizer
     return int(tokenizer.removeprefix("bpe:")) if tokenizer.startswith("bpe:") else BYTE_TOKENS
 

@@ -98,6 +98,12 @@ PRESETS: dict[str, DecoderShape] = {
     # Brown et al., arXiv:2005.14165, table 2.1 (GPT-3 13B and 175B, width and depth; our MLP is gated).
     "gpt3-13b": DecoderShape(layers=40, width=5120, heads=40, vocabulary=50_257, tied=True),
     "gpt3-175b": DecoderShape(layers=96, width=12_288, heads=96, vocabulary=50_257, tied=True),
+    # Touvron et al., arXiv:2307.09288, section 2.2, and the shapes published with the weights.
+    "llama2-7b": DecoderShape(layers=32, width=4096, heads=32, hidden=11_008, vocabulary=32_000, tied=False),
+    "llama2-13b": DecoderShape(layers=40, width=5120, heads=40, hidden=13_824, vocabulary=32_000, tied=False),
+    "llama2-70b": DecoderShape(
+        layers=80, width=8192, heads=64, kv_heads=8, hidden=28_672, vocabulary=32_000, tied=False
+    ),
     # Grattafiori et al., arXiv:2407.21783, table 3.
     "llama3-8b": DecoderShape(
         layers=32, width=4096, heads=32, kv_heads=8, hidden=14_336, vocabulary=128_256, tied=False, rope_base=500_000

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from supernode.errors import SpecError
+from supernode.forecast.efficiency import precision_index
 from supernode.forecast.rates import card_of, is_calibrated
 from supernode.hardware.machine import Machine
 from supernode.hardware.power import power
+from supernode.planning.planner import token_kinds
 from supernode.planning.work import with_vocabulary
 from supernode.schema.job import JobSpec
 from supernode.search.offload import ACTIVATIONS, OPTIMIZER, WEIGHTS, Room
+from supernode.search.runnable import obstacles, runnable_space
 from supernode.search.search import Bill, Choice, Found, search
-from supernode.search.space import Space
+from supernode.search.space import Space, row_table
 from supernode.search.why import Why, why
-from supernode.units import show_bytes, show_seconds
+from supernode.units import show_bytes, show_energy, show_seconds
 from supernode.workload.shape import ModelShape, decoder_shape
 from supernode.workload.strategy import (
+    FLOAT32,
     FULL,
     GPIPE,
     INTERLEAVED,
@@ -29,7 +33,6 @@ from supernode.workload.strategy import (
 
 # Of a card's memory, for tensors; the rest is the driver's, the communication library's, and lost to fragments.
 USABLE = 0.9
-FRONT_ROWS = 12
 YEAR = 365 * 86_400.0
 # What hyperscalers write servers off over (Alphabet's and Microsoft's annual reports of 2023: six years).
 LIFE = 6 * YEAR
@@ -47,18 +50,29 @@ class Plans:
 
     Attributes:
         reasons: of each of `found.best`.
+        obstacles: likewise, what our trainer cannot do of it; nothing where it can run it.
+        objective: what was to be least.
         notes: what the reader should know of the machine's description.
     """
 
     space: Space
+    machine: Machine
     found: Found
     reasons: tuple[Why, ...]
+    obstacles: tuple[tuple[str, ...], ...]
+    objective: str
     notes: tuple[str, ...]
+
+    @property
+    def best(self) -> Choice:
+        """The best of all."""
+        return self.found.best[0]
 
 
 def best_plans(
     model: JobSpec | ModelShape, machine: Machine, batch: int = 0, *, sequence: int = 0, top: int = 5,
     objective: str = "time", cards: tuple[int, ...] = (), software: Software | None = None, precision: int = 1,
+    runnable: bool = False,
 ) -> Plans:  # fmt: skip
     """Return the best few plans, each of other degrees, and the Pareto front.
 
@@ -66,38 +80,78 @@ def best_plans(
         batch: samples of one step; 0 for the job's.
         sequence: tokens of a sample; 0 for the job's.
         objective: time, memory, energy or cost.
-        cards: card counts to consider; empty for all of the machine's.
+        cards: card counts to consider; empty for all of the machine's, or the most of them that the batch divides by.
+        software: what the training program does; by default what current ones do, or ours where `runnable`.
+        precision: index into `PRECISIONS`; a job has its own.
+        runnable: only what our own trainer can run.
 
     Raises:
-        SpecError: a shape comes without batch or sequence, or the job's model is the user's own.
+        SpecError: a shape comes without batch or sequence, the job's model is the user's own, or nothing can be spread
+            over so many cards.
         CapacityError: nothing fits.
     """
+    if isinstance(model, JobSpec):
+        precision = precision_index(model.precision)
     shape, batch, sequence = _asked(model, batch, sequence)
+    if top < 1:
+        raise SpecError(f"`top` is {top}", hint="ask for 1 plan or more.")
     card = card_of(machine)
     space = Space(
         model=shape, cards=cards or (machine.card_count,), batch=batch, sequence=sequence, precision=precision,
         software=software or Software(),
     )  # fmt: skip
+    space = runnable_space(space) if runnable else space
+    if max(space.cards) > machine.card_count or min(space.cards) < 1:
+        raise SpecError(
+            f"{max(cards)} cards of a machine of {machine.card_count}", hint=f"choose 1 to {machine.card_count}."
+        )
+    space = space if cards and row_table(space)["cards"].size else _with_work_for_all(space)
     room, bill = room_of(machine), bill_of(machine)
+    space = space if room.host_memory else replace(space, offloads=(0,))
     found = search(space, card, room, bill, objective=objective, top=top)
-    reasons = tuple(why(space, card, room, bill, choice) for choice in found.best)
-    return Plans(space=space, found=found, reasons=reasons, notes=_notes(machine))
+    return Plans(
+        space=space, machine=machine, found=found, objective=objective,
+        reasons=tuple(why(space, card, room, bill, choice) for choice in found.best),
+        obstacles=tuple(obstacles(space, choice) for choice in found.best), notes=tuple(_notes(machine, space)),
+    )  # fmt: skip
 
 
-def _notes(machine: Machine) -> tuple[str, ...]:
-    if is_calibrated(machine.card):
-        return ()
-    return (f"no published training run stands behind times on {machine.card.name}; calibrate.",)
+def _with_work_for_all(space: Space) -> Space:
+    """Return the space with the most cards over which the work can be spread.
+
+    Raises:
+        SpecError: there is no such number.
+    """
+    most = max(space.cards)
+    for count in range(most, 0, -1):
+        fewer = replace(space, cards=(count,))
+        if row_table(fewer)["cards"].size:
+            return fewer
+    raise SpecError(
+        f"a batch of {space.batch} samples of {space.sequence} tokens cannot be spread over {most} cards or fewer",
+        hint="choose a batch with more divisors.",
+    )
+
+
+def _notes(machine: Machine, space: Space) -> Iterator[str]:
+    used = max(space.cards)
+    if used < machine.card_count:
+        yield f"{machine.card_count - used} of {machine.card_count} cards stay idle: model and batch divide by no more."
+    if not is_calibrated(machine.card):
+        yield f"no published training run stands behind times on {machine.card.name}; calibrate."
+    if space.precision == FLOAT32 and "bfloat16" in machine.card.flops and machine.card.kind != "cpu":
+        yield "the job is in float32; `precision: bfloat16` would be several times faster here."
 
 
 def _asked(model: JobSpec | ModelShape, batch: int, sequence: int) -> tuple[ModelShape, int, int]:
     if isinstance(model, ModelShape):
-        if not batch or not sequence:
+        if batch < 1 or sequence < 1:
             raise SpecError(
-                f"a model's shape with batch {batch} and sequence {sequence}", hint="give `batch` and `sequence`."
+                f"a model's shape with batch {batch} and sequence {sequence}",
+                hint="give `batch` and `sequence`, 1 or more each.",
             )
         return model, batch, sequence
-    shape = with_vocabulary(model, 0)
+    shape = with_vocabulary(model, token_kinds(model))
     if shape is None:
         raise SpecError(
             f"the model of {model.name} is your own, and its layers are unknown",
@@ -125,21 +179,6 @@ def bill_of(machine: Machine) -> Bill:
     )  # fmt: skip
 
 
-def rows(plans: Plans) -> Iterator[tuple[str, str]]:
-    """Yield the plans as rows for people: which, and what of it; of the front, a dozen from fastest to slowest."""
-    for choice, reason in zip(plans.found.best, plans.reasons, strict=True):
-        best = sorted(reason.saved.items(), key=lambda item: -item[1])[:2]
-        hopes = ", ".join(f"10% more {name} saves {saved:.1%}" for name, saved in best if saved > 0.0005)
-        waits = reason.parts[reason.largest_wait] / sum(reason.parts.values())
-        yield words(choice), f"{figures(choice)}; waits most for {reason.largest_wait} ({waits:.0%}); {hopes}"
-    front = plans.found.front
-    step = max(1, -(-len(front) // FRONT_ROWS))
-    for choice in front[::step]:
-        yield f"front: {words(choice)}", figures(choice)
-    for note in plans.notes:
-        yield "note", note
-
-
 def words(choice: Choice) -> str:
     """Return a choice's strategy in words."""
     axes = {name: int(value) for name, value in choice.axes.items()}
@@ -158,5 +197,5 @@ def figures(choice: Choice) -> str:
     """Return what a choice comes to, in words."""
     return (
         f"{show_seconds(choice.time)} a step, {show_bytes(int(choice.memory))} a card, "
-        f"{choice.energy / 3.6e6:.3g} kWh, {choice.cost:.3g} USD"
+        f"{show_energy(choice.energy)}, {choice.cost:.3g} USD"
     )

@@ -36,6 +36,8 @@ def every_strategy(space: Space) -> Iterator[dict[str, float]]:
             if parts > layers or -layers % parts > space.spare:
                 continue
             many = space.batch // (data * micro_batch)
+            if space.is_filled and many < pipeline:
+                continue
             for schedule in _schedules(space, pipeline=pipeline, interleave=interleave, micro_batches=many):
                 degrees = {
                     "cards": cards, "tensor": tensor, "context": context, "expert": expert, "pipeline": pipeline,
@@ -58,8 +60,8 @@ def _switched(space: Space, degrees: dict[str, float]) -> Iterator[dict[str, flo
     usual = [bool(getattr(space.software, name)) for name in OVERLAPS]
     overlaps = product(*(space.overlaps if space.overlaps and m else (u,) for u, m in zip(usual, matters, strict=True)))
     switches = product(
-        (0, 1) if degrees["tensor"] > 1 else (0,), space.recomputes, space.shardings if is_copied else (0,),
-        space.offloads, overlaps,
+        space.sequence_parallels if degrees["tensor"] > 1 else (0,), space.recomputes,
+        space.shardings if is_copied else (0,), space.offloads, overlaps,
     )  # fmt: skip
     for spread, recompute, sharding, offload, overlapped in switches:
         yield {

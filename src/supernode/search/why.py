@@ -126,3 +126,9 @@ def _with_more_memory(space: Space, card: CardModel, room: Room, bill: Bill, cho
     except CapacityError:
         return 0.0
     return max(0.0, 1 - best.time / now)
+
+
+def against(first: Why, other: Why) -> list[tuple[str, float]]:
+    """Return the seconds by which another strategy's parts differ from the first one's, largest difference first."""
+    apart = [(name, other.parts[name] - seconds) for name, seconds in first.parts.items()]
+    return sorted(apart, key=lambda item: -abs(item[1]))

@@ -1,0 +1,130 @@
+"""What does a search say? The best few plans, why each wins or loses, the front, what binds; as words and as data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from supernode.advice.question import Question
+from supernode.forecast.rates import card_of
+from supernode.search.best import Plans, figures, words
+from supernode.search.search import Choice
+from supernode.search.why import Why, against
+from supernode.units import show, show_bytes, show_seconds
+from supernode.workload.strategy import PRECISIONS
+
+FRONT_ROWS = 12
+# Below this part of a step, a difference is not worth words.
+WORTH_SAYING = 0.002
+
+
+def rows(question: Question, plans: Plans) -> Iterator[tuple[str, str]]:
+    """Yield a search's answer as rows for people, a title and one or more lines each."""
+    found, machine = plans.found, plans.machine
+    yield (
+        "asked",
+        (
+            f"{question.name}: {question.batch:,} samples of {question.sequence:,} tokens in {question.precision} "
+            f"on {int(plans.best.axes['cards']):,} cards of {machine.name}"
+        ),
+    )
+    yield "searched", f"{found.strategies:,} strategies, of which {found.fitting:,} fit; least {plans.objective} first"
+    for place, choice in enumerate(found.best):
+        lines = [words(choice), figures(choice), speed(question, plans, choice), _parts(plans.reasons[place])]
+        lines += [versus(plans, place), sensitivity(plans.reasons[place], most=3), _runs(plans.obstacles[place])]
+        yield f"plan {place + 1}", "\n".join(lines)
+    yield "what binds", f"in plan 1 {plans.reasons[0].binds}; {sensitivity(plans.reasons[0], most=99)}"
+    front = found.front
+    step = max(1, -(-len(front) // FRONT_ROWS))
+    lines = [f"{figures(choice)}: {words(choice)}" for choice in front[::step]]
+    yield "front", "\n".join([f"{len(front)} plans that none beats in time, memory, energy and cost; of them", *lines])
+    for note in plans.notes:
+        yield "note", note
+
+
+def speed(question: Question, plans: Plans, choice: Choice) -> str:
+    """Return how fast a choice is, in words."""
+    rate = question.tokens / choice.time
+    return f"{show(rate, 'token/s')}, {utilisation(question, plans, choice):.1%} of the peak FLOP/s"
+
+
+def utilisation(question: Question, plans: Plans, choice: Choice) -> float:
+    """Return the model's FLOP/s over the dense peak of the cards (MFU)."""
+    peak = card_of(plans.machine).peaks[PRECISIONS.index(question.precision)]
+    return question.flops / choice.time / (choice.axes["cards"] * peak)
+
+
+def versus(plans: Plans, place: int) -> str:
+    """Return why a plan wins or loses, in words."""
+    best, objective = plans.found.best, plans.objective
+    if place == 0:
+        if len(best) == 1:
+            return f"takes the least {objective}"
+        more = getattr(best[1], objective) / getattr(best[0], objective) - 1
+        gains = _apart(plans.reasons[0], plans.reasons[1], sign=1)
+        return f"wins by {more:.1%} over the next: {gains or 'in no part by much'}"
+    choice, first = best[place], best[0]
+    more = getattr(choice, objective) / getattr(first, objective) - 1
+    lost = _apart(plans.reasons[0], plans.reasons[place], sign=1) or "no part differs by much"
+    won = _apart(plans.reasons[0], plans.reasons[place], sign=-1)
+    apart = choice.memory - first.memory
+    held = f"; holds {show_bytes(abs(apart))} {'more' if apart > 0 else 'less'}" if abs(apart) > 2**28 else ""
+    return f"loses {more:.1%} of {objective}: {lost}" + (f"; gains {won}" if won else "") + held
+
+
+def _apart(first: Why, other: Why, *, sign: int) -> str:
+    """Return in words in which parts the other takes longer (or, with sign -1, less) than the first."""
+    least = WORTH_SAYING * sum(first.parts.values())
+    named = [(name, seconds * sign) for name, seconds in against(first, other) if seconds * sign > least]
+    return ", ".join(f"{show_seconds(seconds)} {_waits(name)}" for name, seconds in named[:3])
+
+
+def _waits(name: str) -> str:
+    return "computing" if name == "compute" else f"waiting for {name}"
+
+
+def _parts(reason: Why) -> str:
+    whole = sum(reason.parts.values())
+    shares = sorted(reason.parts.items(), key=lambda item: -item[1])
+    said = [f"{_waits(name)} {seconds / whole:.1%}" for name, seconds in shares if seconds > WORTH_SAYING * whole]
+    return ", ".join(said)
+
+
+def sensitivity(reason: Why, *, most: int) -> str:
+    """Return what 10% more of each resource brings, the most first."""
+    order = sorted(reason.saved.items(), key=lambda item: -item[1])[:most]
+    useful = [f"{name} {saved:.1%}" for name, saved in order if saved > 0.0005]
+    return f"10% more of it saves: {', '.join(useful)}" if useful else "10% more of no resource saves time"
+
+
+def _runs(obstacles: tuple[str, ...]) -> str:
+    return f"forecast only: our trainer has no {', no '.join(obstacles)}" if obstacles else "our trainer can run it"
+
+
+def as_plain(question: Question, plans: Plans) -> dict[str, Any]:
+    """Return a search's answer as JSON has it; SI units and bytes."""
+    best = [
+        {
+            **point(choice), "parts": dict(reason.parts), "saved_by_10_percent": dict(reason.saved),
+            "binds": reason.binds, "runnable": not obstacles, "obstacles": list(obstacles),
+            "tokens_per_second": question.tokens / choice.time, "mfu": utilisation(question, plans, choice),
+            "why": versus(plans, place),
+        }
+        for place, (choice, reason, obstacles) in enumerate(
+            zip(plans.found.best, plans.reasons, plans.obstacles, strict=True)
+        )
+    ]  # fmt: skip
+    return {
+        "name": question.name, "machine": plans.machine.name, "batch": question.batch, "sequence": question.sequence,
+        "precision": question.precision, "objective": plans.objective, "strategies": plans.found.strategies,
+        "fitting": plans.found.fitting, "best": best, "front": [point(choice) for choice in plans.found.front],
+        "notes": list(plans.notes),
+    }  # fmt: skip
+
+
+def point(choice: Choice) -> dict[str, Any]:
+    """Return a choice with what it comes to: seconds, bytes, joules, USD."""
+    return {
+        "words": words(choice), "axes": {name: int(value) for name, value in choice.axes.items()},
+        "seconds": choice.time, "bytes": choice.memory, "joules": choice.energy, "usd": choice.cost,
+    }  # fmt: skip

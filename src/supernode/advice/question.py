@@ -1,0 +1,125 @@
+"""What is asked? A model, how much of it makes a step, and whether our own trainer could run it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from supernode.errors import SpecError
+from supernode.forecast.efficiency import precision_index
+from supernode.hardware.machine import Machine
+from supernode.planning.planner import token_kinds
+from supernode.planning.work import with_vocabulary
+from supernode.registry import did_you_mean
+from supernode.schema.job import JobSpec
+from supernode.schema.model import PRESETS
+from supernode.search.best import Plans, best_plans
+from supernode.workload.presets import public_model, public_models
+from supernode.workload.shape import ModelShape, decoder_shape
+from supernode.workload.strategy import PRECISIONS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Question:
+    """One step of a model.
+
+    Attributes:
+        name: of the job, or of the public model.
+        batch: samples of one step.
+        sequence: tokens of a sample.
+        precision: a name in `PRECISIONS`.
+        job: what our trainer would run; None for models that it cannot build.
+    """
+
+    name: str
+    model: ModelShape
+    batch: int
+    sequence: int
+    precision: str
+    job: JobSpec | None = None
+
+    def __post_init__(self) -> None:
+        if self.batch < 1 or self.sequence < 2:
+            raise SpecError(
+                f"a batch of {self.batch} samples of {self.sequence} tokens",
+                hint="give `--batch` 1 or more, and `--sequence` 2 or more.",
+            )
+        if self.precision not in PRECISIONS:
+            raise SpecError(f"unknown precision `{self.precision}`", hint=did_you_mean(self.precision, PRECISIONS))
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one step."""
+        return self.batch * self.sequence
+
+    @property
+    def flops(self) -> float:
+        """Floating-point operations of one step over all cards, nothing computed again."""
+        return self.tokens * token_flops(self.model, self.sequence)
+
+
+def question_of(job: JobSpec) -> Question:
+    """Return what a job asks.
+
+    Raises:
+        SpecError: its model is the user's own.
+    """
+    shape = with_vocabulary(job, token_kinds(job))
+    if shape is None:
+        raise SpecError(
+            f"the model of {job.name} is your own, and its layers are unknown",
+            hint="give a shape or a name under `model:`.",
+        )
+    return Question(
+        name=job.name, model=decoder_shape(shape), batch=job.batch, sequence=job.data.sequence,
+        precision=job.precision, job=job,
+    )  # fmt: skip
+
+
+def question_about(name: str, *, batch: int, sequence: int, precision: str = "bfloat16") -> Question:
+    """Return a question about a model by its name: one that we train, or a public one.
+
+    Raises:
+        SpecError: nobody knows the name, or a number is out of range.
+    """
+    if name in public_models():
+        model = public_model(name)
+    elif name in PRESETS and PRESETS[name].vocabulary:
+        model = decoder_shape(PRESETS[name])
+    else:
+        known = {*public_models(), *(preset for preset, shape in PRESETS.items() if shape.vocabulary)}
+        raise SpecError(f"unknown model `{name}`", hint=did_you_mean(name, known))
+    return Question(name=name, model=model, batch=batch, sequence=sequence, precision=precision)
+
+
+def search(
+    question: Question, machine: Machine, *, objective: str = "time", top: int = 5, runnable: bool = False,
+    cards: tuple[int, ...] = (),
+) -> Plans:  # fmt: skip
+    """Return the best few plans; the arguments are those of `best_plans`."""
+    return best_plans(
+        question.model, machine, question.batch, sequence=question.sequence, objective=objective, top=top, cards=cards,
+        precision=precision_index(question.precision), runnable=runnable,
+    )  # fmt: skip
+
+
+def token_flops(model: ModelShape, sequence: int) -> float:
+    """Return the floating-point operations that a training step needs for one token.
+
+    Each matrix entry that a token meets takes two in the forward and four in the backward; scores and their sums
+    likewise, over the half of the sequence that a causal mask leaves, or over the window. The embedding is a look-up.
+
+    Source: Chowdhery et al., "PaLM", arXiv:2204.02311, appendix B; halved for the mask.
+    """
+    entries = (
+        model.attentions * model.attention_parameters
+        + model.mlps * model.mlp_parameters
+        + model.mixtures * (model.routed * model.expert_parameters + model.shared_parameters)
+        + model.mambas * model.mamba_parameters
+        + model.outputs * model.vocabulary * model.width
+    )
+    seen = np.where(model.causal > 0, sequence / 2, sequence)
+    near = np.where(model.window > 0, np.minimum(model.window, seen), seen)
+    pairs = (model.attentions - model.windowed) * seen + model.windowed * near
+    return float(6 * entries + 6 * pairs * model.heads * (model.head_width + model.values))

@@ -1,0 +1,73 @@
+"""Is what is called runnable laid out by the planner as it stands, and nothing else?"""
+
+from __future__ import annotations
+
+import pytest
+
+from supernode.errors import SpecError
+from supernode.hardware.assemble import build_machine
+from supernode.planning.layout import resolve_layout
+from supernode.planning.planner import make_plan
+from supernode.schema.job import DataSpec, JobSpec
+from supernode.schema.model import DecoderShape
+from supernode.search.best import Plans, best_plans
+from supernode.search.exhaustive import every_strategy
+from supernode.search.runnable import job_of, obstacles, runnable_space
+from supernode.search.search import Choice
+from supernode.search.space import Space
+from supernode.workload.presets import public_model
+
+MACHINE = build_machine(8, "Hybrid", card="H100")
+JOB = JobSpec(
+    model=DecoderShape(layers=6, width=512, heads=8, kv_heads=4), batch=16, data=DataSpec(sequence=256),
+    precision="bfloat16",
+)  # fmt: skip
+
+
+def plans(*, runnable: bool) -> Plans:
+    return best_plans(JOB, MACHINE, runnable=runnable, top=50)
+
+
+def test_every_runnable_plan_is_one_that_the_planner_takes() -> None:
+    found = plans(runnable=True)
+
+    assert len(found.found.best) > 5
+    assert not any(found.obstacles)
+    for choice in (*found.found.best, *found.found.front):
+        plan = make_plan(job_of(found.space, choice, JOB), MACHINE)
+        axes = choice.axes
+        assert (plan.layout.tensor, plan.layout.pipeline, plan.layout.data) == (
+            axes["tensor"], axes["pipeline"], axes["data"],
+        )  # fmt: skip
+        assert plan.micro_batch == axes["micro_batch"]
+        assert plan.layout.interleave == axes["interleave"]
+
+
+def test_what_has_no_obstacle_is_what_the_planner_takes() -> None:
+    space = plans(runnable=False).space
+    runnable = 0
+    for axes in every_strategy(space):
+        choice = Choice(axes=axes, time=0, memory=0, energy=0, cost=0)
+        if not obstacles(space, choice):
+            resolve_layout(job_of(space, choice, JOB), 8)
+            runnable += 1
+
+    strategies = runnable_space(space).strategies
+    assert 0 < runnable == strategies < space.strategies
+
+
+def test_what_the_trainer_lacks_is_named() -> None:
+    found = plans(runnable=False)
+    axes = found.best.axes | {"context": 2.0, "sharding": 1.0, "recompute": 2.0, "offload": 1.0, "pipeline": 1.0}
+    choice = Choice(axes=axes, time=1, memory=1, energy=1, cost=1)
+
+    named = obstacles(found.space, choice)
+    assert {"context parallelism", "ZeRO 1", "full recomputation", "offloading to the host"} <= set(named)
+    with pytest.raises(SpecError, match="no context parallelism"):
+        job_of(found.space, choice, JOB)
+
+
+@pytest.mark.parametrize("name", ["deepseek-v3", "gpt3-175b", "bert-large", "nemotron-3-nano"])
+def test_models_that_the_trainer_does_not_build_are_refused(name: str) -> None:
+    with pytest.raises(SpecError, match="our trainer builds"):
+        runnable_space(Space(model=public_model(name), cards=(8,), batch=8, sequence=512))

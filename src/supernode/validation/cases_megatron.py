@@ -17,15 +17,21 @@ MEGATRON_2021 = Software(
 )  # fmt: skip
 # Megatron-LM of 2022: weights' gradients are summed by the product that makes them.
 MEGATRON_2022 = replace(MEGATRON_2021, accumulate_bytes=0)
-# DeepSpeed's ZeRO-3 of 2021 prefetches weights, but gathers them tensor by tensor, which a single network card carries.
-ZERO3_2021 = replace(MEGATRON_2021, overlaps_data=True, rails=1 / 8)
-# DeepSpeed's pipeline of 2021 (github.com/microsoft/DeepSpeed @ed3de0c21, runtime/pipe). engine.py: activations go to the
-# next stage cut over the tensor axis (is_pipe_partitioned), gradients back whole (is_grad_partitioned is False up to
-# e2fdd254e of 29 September 2021); schedule.py and p2p.py: each by a blocking call, one after the other. bfloat16
+# What DeepSpeed's collectives over the data axis reached on Selene in 2021: as much as one of a node's eight network
+# cards carries. Inferred from the fitting rows of ZeRO-3 alone, whose waiting it explains, and taken for DeepSpeed's
+# pipeline as it is; no mechanism is published.
+DEEPSPEED_RAILS = 1 / 8
+# DeepSpeed's ZeRO-3 of 2021 prefetches weights, but waits for all that went before ahead of each gather, so for the sums
+# of gradients (@ab5534fc4, runtime/zero/partition_parameters.py, _allgather_param: torch.cuda.synchronize).
+ZERO3_2021 = replace(MEGATRON_2021, overlaps_data=True, overlaps_sums=False, rails=DEEPSPEED_RAILS)
+# DeepSpeed's pipeline of 2021 (github.com/microsoft/DeepSpeed @ed3de0c21, runtime/pipe). engine.py: activations go to
+# the next stage cut over the tensor axis (is_pipe_partitioned), gradients back whole (is_grad_partitioned is False up
+# to e2fdd254e of 29 September 2021); schedule.py and p2p.py: each by a blocking call, one after the other. bfloat16
 # gradients are cast to float32 and then added (bf16_optimizer.py @56c522386, update_hp_grads): 2 + 4 and 8 + 4 bytes.
 DEEPSPEED_BF16 = replace(
-    MEGATRON_2021, gradient_bytes=4, accumulate_bytes=18, serial_transfers=True, whole_gradients=True
-)
+    MEGATRON_2021, gradient_bytes=4, accumulate_bytes=18, serial_transfers=True, whole_gradients=True,
+    rails=DEEPSPEED_RAILS,
+)  # fmt: skip
 
 
 def _vtrain(row: Row, table: str, card: str, recompute: int) -> Case:

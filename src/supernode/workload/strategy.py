@@ -17,6 +17,7 @@ GPIPE, ONE_F_ONE_B, INTERLEAVED, ZERO_BUBBLE = 0, 1, 2, 3
 PRECISIONS = ("float16", "bfloat16", "float8", "mxfp8", "nvfp4", "float32")
 """Of the matrix products; everything else is of 16 bits, or of 32 where they are."""
 FLOAT32 = 5
+_FROM_ZERO = ("sharding", "recompute", "schedule", "sequence_parallel", "precision", "fullest", "last")
 
 
 def _one() -> Numbers:
@@ -50,6 +51,8 @@ class Strategies:
         schedule: `GPIPE`, `ONE_F_ONE_B`, `INTERLEAVED` or `ZERO_BUBBLE`.
         sequence_parallel: 1 if norms and residuals are spread over the tensor axis.
         precision: index into `PRECISIONS`.
+        fullest: layers on the pipeline rank that holds most, the last one left out; 0 cuts as evenly as it goes.
+        last: layers on the last pipeline rank, where `fullest` is given.
     """
 
     tensor: Numbers = field(default_factory=_one)
@@ -67,11 +70,13 @@ class Strategies:
     schedule: Numbers = field(default_factory=_one)
     sequence_parallel: Numbers = field(default_factory=_zero)
     precision: Numbers = field(default_factory=_one)
+    fullest: Numbers = field(default_factory=_zero)
+    last: Numbers = field(default_factory=_zero)
 
     def __post_init__(self) -> None:
         for entry in fields(self):
             numbers = as_numbers(getattr(self, entry.name))
-            least = 0 if entry.name in ("sharding", "recompute", "schedule", "sequence_parallel", "precision") else 1
+            least = 0 if entry.name in _FROM_ZERO else 1
             if not np.all(numbers >= least):
                 raise SpecError(
                     f"`{entry.name}` of a strategy is {numbers.min()}", hint=f"choose {least} or more, everywhere."
@@ -117,6 +122,7 @@ class Software:
         fused: norms, activations, rotary turns and residual sums are fused or compiled.
         dropout: elements are dropped after attention, after each sublayer, and in the scores.
         overlaps_data: gradients (and sharded weights) travel while others are computed.
+        overlaps_sums: sharded weights' gradients are summed while others are computed, too.
         overlaps_tensor: the tensor axis' collectives are cut up and overlapped with matrix products.
         overlaps_pipeline: activations travel between stages while others are computed.
         serial_transfers: an activation and a gradient travel between two stages one after the other, not both at once.
@@ -126,6 +132,8 @@ class Software:
         rails: part of a node's network cards that gathering sharded weights uses.
         accumulate_bytes: read and written for each weight to add a micro-batch's gradient to the sum;
             0 where the product that makes it adds it, behind its arithmetic.
+        shard_bytes: read and written for each sharded weight and micro-batch to copy gathered weights to their tensors
+            and gradients into one buffer; 0 where tensors are parts of the buffer.
         adapters: only low-rank adapters are trained, so that weights have no gradients.
         update_bytes: that the optimizer reads and writes for each weight it owns.
         launches: part of the launches that the host makes one by one; the rest are in recorded graphs.
@@ -138,12 +146,19 @@ class Software:
         attention: rate of its flash kernel over the best one for the card.
         low_attention: the attention's core is computed in 8 bits where products are.
         redone_experts: mixtures are computed again in the backward.
+        splits_ends: the tensor axis sums the embedding's rows and the gradient of the head's input, too.
+        scatters_once: sharded gradients are summed in the last micro-batch alone, whole ones kept until then.
+        gathers_by_layer: sharded weights of each layer are a collective of their own, none beside another.
+        master_copy: weights of 16 bits have a float32 copy, and gradients and moments are of float32; else all are of
+            the weights' own precision.
+        moments: numbers that the optimizer keeps for each weight.
     """
 
     flash: bool = True
     fused: bool = True
     dropout: bool = False
     overlaps_data: bool = True
+    overlaps_sums: bool = True
     overlaps_tensor: bool = False
     overlaps_pipeline: bool = True
     serial_transfers: bool = False
@@ -152,6 +167,7 @@ class Software:
     gradient_bytes: float = 4
     rails: float = 1.0
     accumulate_bytes: float = 0.0
+    shard_bytes: float = 0.0
     adapters: bool = False
     update_bytes: float = 34.0
     launches: float = 1.0
@@ -163,3 +179,8 @@ class Software:
     attention: float = 1.0
     low_attention: bool = False
     redone_experts: bool = False
+    splits_ends: bool = False
+    scatters_once: bool = False
+    gathers_by_layer: bool = False
+    master_copy: bool = True
+    moments: int = 2

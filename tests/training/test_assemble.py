@@ -13,7 +13,7 @@ from supernode.hardware.assemble import build_machine
 from supernode.planning.planner import make_plan
 from supernode.schema.job import DataSpec, JobSpec, Parallelism
 from supernode.schema.model import DecoderShape
-from supernode.schema.plan import Plan
+from supernode.schema.plan import Plan, Stage
 from supernode.training.assemble import _cut_sequential, _user_ties, assemble
 from supernode.training.chance import seed_for
 
@@ -86,6 +86,17 @@ def test_a_sequence_is_cut_into_about_equal_parts(widths: tuple[int, ...], count
     assert [len(list(piece.children())) for piece in pieces] == lengths
     names = [name for piece in pieces for name, _ in piece.named_parameters()]
     assert names == [name for name, _ in model.named_parameters()]
+
+
+def test_a_sequence_is_cut_where_a_traced_plan_says() -> None:
+    bounds = [(0, 1), (1, 4)]
+    stages = tuple(
+        Stage(index=s, rank=s, first=first, last=last, embeds=s == 0, heads=s == 1)
+        for s, (first, last) in enumerate(bounds)
+    )
+    pieces = _cut_sequential(sequence(4, 4, 4, 30), 2, stages)
+
+    assert [len(list(piece.children())) for piece in pieces] == [1, 3]
 
 
 def test_the_pieces_of_a_sequence_compute_what_it_does() -> None:

@@ -22,8 +22,18 @@ from supernode.control.drive import check_in, drive, others_in
 from supernode.control.jobfile import job_from, job_to_dict, overridden
 from supernode.control.journal import Journal
 from supernode.control.report import make_report, report_html, report_json
+from supernode.control.trace import trace_of
 from supernode.data.corpus import Corpus, open_corpus, prepare
-from supernode.errors import BY_NAME, CheckpointError, DataError, MachineError, RunError, SpecError, SupernodeError
+from supernode.errors import (
+    BY_NAME,
+    CheckpointError,
+    DataError,
+    MachineError,
+    ModelError,
+    RunError,
+    SpecError,
+    SupernodeError,
+)
 from supernode.planning.layout import fit_layout, resolve_layout
 from supernode.planning.planner import make_plan
 from supernode.scheduling.controller import Controller
@@ -32,6 +42,7 @@ from supernode.schema.job import JobSpec
 from supernode.schema.plan import Layout, Plan
 from supernode.schema.report import Report, RunState
 from supernode.schema.slice import Request
+from supernode.schema.trace import ModelTrace
 
 if TYPE_CHECKING:
     from supernode.hardware.machine import Machine
@@ -65,13 +76,15 @@ def start(
         _check_crowd(layout.ranks)
         _check_drill(job, layout)
         with _slice(pool, layout.ranks) as cards:
-            make_plan(job, pool.machine, cards)
+            trace = _trace_to_cut(job, len(cards))
+            make_plan(job, pool.machine, cards, trace=trace)
             run = runs.create(Path(folder) if folder is not None else runs.next_free(job.name), job)
             try:
                 if placed is not None:
                     placed(run.path)
                 corpus = None if job.data.dataset else prepare(job, run.path / runs.DATA, progress=progress)
-                plan = make_plan(job, pool.machine, cards, vocabulary=corpus.vocabulary if corpus else 0)
+                plan = make_plan(job, pool.machine, cards, vocabulary=corpus.vocabulary if corpus else 0, trace=trace)
+                plan = replace(plan, trace=None)  # Ranks need the cut alone.
                 return _drive(run, plan, corpus, None, (), watch=watch, server=server)
             except BaseException:  # Ctrl-C too
                 run.forget_unstarted()
@@ -120,7 +133,11 @@ def resume(
             if not state.drilled:
                 _check_drill(job, layout)
             with _slice(pool, layout.ranks) as chosen:
-                plan = make_plan(job, pool.machine, chosen, vocabulary=corpus.vocabulary if corpus else 0)
+                plan = make_plan(
+                    job, pool.machine, chosen, vocabulary=corpus.vocabulary if corpus else 0,
+                    trace=_trace_to_cut(job, len(chosen)),
+                )  # fmt: skip
+                plan = replace(plan, trace=None)
                 # Nothing refuses to go on any more.
                 if overrides:
                     run.write_job(asked)
@@ -129,6 +146,21 @@ def resume(
                 return _drive(run, plan, corpus, state, found, watch=watch, server=server)
         finally:
             run.release()
+
+
+def _trace_to_cut(job: JobSpec, cards: int) -> ModelTrace | None:
+    """Return the trace of the user's own module where it is cut into stages; else nothing waits for one.
+
+    A module that cannot be traced is cut by its parameters, and one that cannot be cut is told of by the ranks.
+    """
+    stages = job.parallelism.pipeline * job.parallelism.interleave
+    if stages == 1:
+        return None
+    try:
+        found = trace_of(job, cards)
+    except (ModelError, DataError):
+        return None
+    return found if found is not None and found.blocks >= stages else None
 
 
 def status(folder: str | Path) -> RunState:

@@ -12,9 +12,11 @@ from supernode.planning.cost import flops_per_step, step_time
 from supernode.planning.cut import cut_stages
 from supernode.planning.layout import resolve_layout
 from supernode.planning.memory import memory_use
+from supernode.planning.traced import cut_traced, stage_names, traced_memory, traced_step_time
 from supernode.planning.work import block_forward_flops, head_forward_flops, with_vocabulary
 from supernode.schema.job import JobSpec
 from supernode.schema.plan import Layout, MemoryUse, Plan, Stage
+from supernode.schema.trace import ModelTrace
 from supernode.units import show, show_bytes, show_seconds
 
 BYTE_TOKENS = 256
@@ -22,20 +24,24 @@ BYTE_TOKENS = 256
 NEARLY_FULL = 0.9
 
 
-def make_plan(job: JobSpec, machine: Machine, cards: tuple[int, ...] | None = None, *, vocabulary: int = 0) -> Plan:
+def make_plan(
+    job: JobSpec, machine: Machine, cards: tuple[int, ...] | None = None, *, vocabulary: int = 0,
+    trace: ModelTrace | None = None,
+) -> Plan:  # fmt: skip
     """Return the plan of `job` on the first of `cards` that it can use.
 
     Args:
         cards: cards at hand, in rank order; None for all of the machine's.
         vocabulary: token kinds that the tokenizer has; 0 for what the job's `data.tokenizer` says.
+        trace: of the user's own module; without it, its cut, memory and time stay open.
 
     Raises:
         SpecError: the job cannot be laid out on so many cards.
         CapacityError: a card's memory would not hold its part.
     """
     at_hand = _check_cards(machine, cards)
-    plan = _draft(job, machine, at_hand, vocabulary)
-    memory = memory_use(plan)
+    plan = _draft(job, machine, at_hand, vocabulary, trace)
+    memory = memory_use(plan) or traced_memory(plan)
     notes = list(_notes(plan, machine, at_hand, memory))
     # A core's share of the host's memory is no wall: neighbours may need less. All of it is one.
     wall = machine.card.memory * (machine.card_count if machine.card.kind == "cpu" else 1)
@@ -43,9 +49,10 @@ def make_plan(job: JobSpec, machine: Machine, cards: tuple[int, ...] | None = No
         raise CapacityError(
             f"the fullest card would hold {show_bytes(memory.total)} ({_memory_parts(memory)}), "
             f"and {machine.card.name} has {show_bytes(machine.card.memory)}",
-            hint=_remedy(job, machine, at_hand, vocabulary),
+            hint=_remedy(job, machine, at_hand, vocabulary, trace),
         )
-    return replace(plan, memory=memory, step=step_time(plan, machine), notes=tuple(notes))
+    step = step_time(plan, machine) or traced_step_time(plan, machine)
+    return replace(plan, memory=memory, step=step, notes=tuple(notes))
 
 
 def explain(plan: Plan) -> list[tuple[str, str]]:
@@ -59,17 +66,21 @@ def explain(plan: Plan) -> list[tuple[str, str]]:
     ]  # fmt: skip
     if plan.layout.pipeline > 1:
         rows.append(("schedule", plan.layout.schedule))
+    if plan.trace is not None and len(plan.stages) > 1:
+        rows.append(("stages", stage_names(plan)))
+    elif plan.parameters and plan.trace is None:
+        rows.append(("stages", _stages(plan.stages)))
     if plan.parameters:
-        rows += [("stages", _stages(plan.stages)), ("parameters", f"{plan.parameters:,}")]
+        rows += [("parameters", f"{plan.parameters:,}"), ("arithmetic of a step", show(plan.flops, "FLOP"))]
     if plan.memory is not None:
         rows.append(("memory of the fullest card", f"{show_bytes(plan.memory.total)}: {_memory_parts(plan.memory)}"))
     if plan.step is not None:
-        step = plan.step
+        step, unit = plan.step, "sample/s" if plan.job.data.dataset else "token/s"
         names = ("compute", "tensor", "pipeline", "data", "optimizer", "overhead")
         parts = [f"{name} {show_seconds(getattr(step, name))}" for name in names if getattr(step, name)]
         rows += [
             ("step, predicted", f"{show_seconds(step.total)}: {', '.join(parts)}"),
-            ("throughput, predicted", f"{show(plan.tokens_per_step / step.total, 'token/s')}"),
+            ("throughput, predicted", f"{show(plan.tokens_per_step / step.total, unit)}"),
             ("arithmetic, predicted", f"{show(plan.flops / step.total / plan.ranks, 'FLOP/s')} per card"),
         ]
     return rows + [("note", note) for note in plan.notes]
@@ -87,7 +98,7 @@ def _check_cards(machine: Machine, cards: tuple[int, ...] | None) -> tuple[int, 
     return cards
 
 
-def _draft(job: JobSpec, machine: Machine, cards: tuple[int, ...], vocabulary: int) -> Plan:
+def _draft(job: JobSpec, machine: Machine, cards: tuple[int, ...], vocabulary: int, trace: ModelTrace | None) -> Plan:
     """Return the plan without its predictions."""
     layout = resolve_layout(job, len(cards))
     shape = with_vocabulary(job, vocabulary or token_kinds(job))
@@ -106,6 +117,14 @@ def _draft(job: JobSpec, machine: Machine, cards: tuple[int, ...], vocabulary: i
         micro_batches=job.gradient_accumulation,
         stages=_placeholders(layout),
     )
+    if shape is None and trace is not None:
+        return replace(
+            draft,
+            stages=cut_traced(job, layout, trace, machine, micro_batch=draft.micro_batch),
+            parameters=trace.parameters,
+            flops=trace.flops(draft.micro_batch) * draft.micro_batches * layout.data,
+            trace=trace,
+        )
     if shape is None:
         return draft
     return replace(
@@ -141,6 +160,10 @@ def _notes(plan: Plan, machine: Machine, at_hand: tuple[int, ...], memory: Memor
     if idle:
         yield f"{idle} of {len(at_hand)} cards stay idle: a micro-batch of {plan.job.micro_batch_of} samples is cut " \
               f"{plan.layout.data} ways on cards that come in groups of {plan.ranks // plan.layout.data}."  # fmt: skip
+    if plan.trace is not None:
+        yield "your own module was traced: parameters, arithmetic, bytes and activations are counted operation by " \
+              f"operation at {plan.micro_batch} samples a micro-batch."  # fmt: skip
+        yield from plan.trace.notes
     if memory is None:
         yield "the model is your own: its stages are cut, and its memory and time known, once it is built."
         return
@@ -152,11 +175,12 @@ def _notes(plan: Plan, machine: Machine, at_hand: tuple[int, ...], memory: Memor
               "the driver and fragments come on top."  # fmt: skip
 
 
-def _remedy(job: JobSpec, machine: Machine, cards: tuple[int, ...], vocabulary: int) -> str:
+def _remedy(job: JobSpec, machine: Machine, cards: tuple[int, ...], vocabulary: int, trace: ModelTrace | None) -> str:
     """Return the first change of one key, cheapest in speed first, with which the job fits."""
     for words, changed in _changes(job):
         try:
-            memory = memory_use(_draft(changed, machine, cards, vocabulary))
+            draft = _draft(changed, machine, cards, vocabulary, trace)
+            memory = memory_use(draft) or traced_memory(draft)
         except SpecError:
             continue
         if memory is not None and memory.total <= machine.card.memory:

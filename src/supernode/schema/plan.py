@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from supernode.schema.job import JobSpec
+from supernode.schema.trace import ModelTrace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +125,8 @@ class Plan:
         step: predicted time of one step; None likewise.
         flops: floating-point operations of one step over all cards (6 × parameters × tokens, attention added).
         notes: what the planner wants the reader to know.
+        trace: of the user's own module, whose stages then count the children of the sequence; None where it was not
+            traced.
     """
 
     job: JobSpec
@@ -139,6 +142,7 @@ class Plan:
     step: StepTime | None = None
     flops: float = 0.0
     notes: tuple[str, ...] = ()
+    trace: ModelTrace | None = None
 
     @property
     def ranks(self) -> int:

@@ -149,7 +149,7 @@ def _user_parts(plan: Plan, place: Place | None) -> Parts:
     if place is None or count == 1:
         stages = [(plan.stages[0], model)]
     else:
-        pieces = _cut_sequential(model, count)
+        pieces = _cut_sequential(model, count, plan.stages)
         stages = [
             (stage, piece) for stage, piece in zip(plan.stages, pieces, strict=True) if stage.rank == place.pipeline
         ]
@@ -185,8 +185,11 @@ def _check_alike(model: nn.Module, reference: str) -> None:
         )
 
 
-def _cut_sequential(model: nn.Module, count: int) -> list[nn.Module]:
-    """Cut a sequence into runs of about equally many parameters; children keep their names."""
+def _cut_sequential(model: nn.Module, count: int, stages: tuple[Stage, ...] = ()) -> list[nn.Module]:
+    """Cut a sequence where stages say, or, where these do not know its length, into about equally many parameters.
+
+    Children keep their names.
+    """
     if not isinstance(model, nn.Sequential):
         raise ModelError(
             f"the model is a {type(model).__name__}; only an nn.Sequential can be cut into {count} stages",
@@ -198,6 +201,8 @@ def _cut_sequential(model: nn.Module, count: int) -> list[nn.Module]:
             f"the model has {len(children)} modules in sequence, and the plan wants {count} stages",
             hint=f"set `parallelism.pipeline` × `interleave` to at most {len(children)}.",
         )
+    if stages and stages[-1].last == len(children):
+        return [nn.Sequential(OrderedDict(children[stage.first : stage.last])) for stage in stages]
     sizes = [1 + sum(p.numel() for p in child.parameters()) for _, child in children]
     pieces, start = [], 0
     for index in range(count):
@@ -222,7 +227,7 @@ def _user_ties(model: nn.Module, plan: Plan, count: int) -> list[Tie]:
         return [(group, (0,)) for group in shared]
     home = {
         name: stage
-        for stage, piece in zip(plan.stages, _cut_sequential(model, count), strict=True)
+        for stage, piece in zip(plan.stages, _cut_sequential(model, count, plan.stages), strict=True)
         for name, _ in piece.named_parameters(remove_duplicate=False)
     }
     for group in shared:

@@ -138,11 +138,11 @@ def open_feed(plan: Plan, corpus: Corpus | None, data: int) -> Feed:
         held_out = TokenWindows(load_tokens(corpus.held_out, corpus.dtype), job.data.sequence)
     else:
         dtype, other = DTYPES[job.precision], job.data.held_out_dataset
-        train = _Checked(build_user_data(job.data.dataset, key="data.dataset"), job.data.dataset, dtype)
-        held_out = _Checked(build_user_data(other, key="data.held_out_dataset"), other, dtype) if other else None
+        train = CheckedSamples(build_user_data(job.data.dataset, key="data.dataset"), job.data.dataset, dtype)
+        held_out = CheckedSamples(build_user_data(other, key="data.held_out_dataset"), other, dtype) if other else None
     sampler = Sampler(len(train), job.batch, job.seed, job.data.drop_last)
     plain = job.data.loss == "cross_entropy"
-    loss = cross_entropy if plain else _user_loss(job.data.loss)
+    loss = cross_entropy if plain else user_loss(job.data.loss)
     classes = plain and not train[0][1].is_floating_point()
     if plain and not classes:
         raise DataError(
@@ -184,7 +184,7 @@ def check_norms(feed: Feed, modules: Iterable[nn.Module]) -> None:
                 )
 
 
-class _Checked:
+class CheckedSamples:
     """A user's data set whose samples are checked to be pairs of tensors; inputs come in the model's precision."""
 
     def __init__(self, data: Any, reference: str, dtype: torch.dtype) -> None:
@@ -210,7 +210,12 @@ class _Checked:
         return x.to(self.dtype) if x.is_floating_point() else x, y
 
 
-def _user_loss(reference: str) -> Callable[[Tensor, Tensor], Tensor]:
+def user_loss(reference: str) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return the user's loss, checked to give one number.
+
+    Raises:
+        DataError: the file or function fails.
+    """
     function = load_function(reference, key="data.loss", error=DataError)
 
     def loss(output: Tensor, target: Tensor) -> Tensor:

@@ -69,8 +69,11 @@ def call(reference: str, *arguments: object, key: str, error: type[SupernodeErro
         raise error(f"{reference} raised {_last(cause)}", hint=f"correct the function that `{key}` names.") from cause
 
 
-def build_user_model(reference: str) -> nn.Module:
-    """Return the user's model, with real parameters.
+def build_user_model(reference: str, *, has_values: bool = True) -> nn.Module:
+    """Return the user's model.
+
+    Args:
+        has_values: its parameters must have values.
 
     Raises:
         ModelError: the file or function fails, or returns something else.
@@ -80,7 +83,9 @@ def build_user_model(reference: str) -> nn.Module:
         raise ModelError(
             f"{reference} returned a {type(model).__name__}, not an nn.Module", hint="return the module itself."
         )
-    lazy = [n for n, p in model.named_parameters() if isinstance(p, nn.UninitializedParameter) or p.is_meta]
+    lazy = [
+        n for n, p in model.named_parameters() if isinstance(p, nn.UninitializedParameter) or (has_values and p.is_meta)
+    ]
     if lazy:
         raise ModelError(
             f"{reference} leaves `{lazy[0]}` without values", hint="give lazy modules their sizes and build on the CPU."

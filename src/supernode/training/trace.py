@@ -1,0 +1,259 @@
+"""What would a step of the user's own module take? Follows one without values, in a process of its own.
+
+Run as `python -m supernode.training.trace`: reads a `TraceRequest` as JSON from its input, writes a trace, or what went
+wrong, to its output. The user's code may print, exit or hang; none of it reaches the process that asked.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict, fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from supernode.errors import ModelError, SupernodeError
+from supernode.schema.job import JobSpec
+from supernode.schema.plain import read
+from supernode.schema.trace import ModelTrace, PassWork, Size, TracedPart, TraceRequest, Work
+from supernode.training.assemble import DTYPES
+from supernode.training.chance import seed_for, seed_generators
+from supernode.training.counting import LOSS, Counter, Tally
+from supernode.training.data import CheckedSamples, user_loss
+from supernode.training.tensor import cross_entropy
+from supernode.training.usercode import blame, build_user_data, build_user_model
+
+Batches = Callable[[int], tuple[Tensor, Tensor]]
+"""So many samples to (inputs, targets)."""
+Loss = Callable[[Any, Tensor], Tensor]
+MOST_REAL = 1 << 30
+"""Bytes of parameters up to which a step is computed for real where it cannot be followed without values."""
+MOST_BUILT = 8 << 30
+"""Bytes of memory that a model may take where it must be built for real."""
+DRAWN = 4
+"""Samples of the data set that fill the traced batches over and over."""
+
+
+def trace_job(job: JobSpec, *, micro_batch: int) -> ModelTrace:
+    """Return the trace of the job's own module.
+
+    Raises:
+        ModelError: the user's code fails, or needs values that the model is too large to have.
+        DataError: the data set or the loss fails.
+    """
+    dtype = DTYPES[job.precision]
+    loss = cross_entropy if job.data.loss == "cross_entropy" else user_loss(job.data.loss)
+
+    def build() -> nn.Module:
+        seed_generators(seed_for(job.seed, "model"))
+        return build_user_model(job.module, has_values=False)
+
+    return trace_module(
+        build, _batches(job, dtype), loss, micro_batch=micro_batch, dtype=dtype,
+        told=lambda error: blame(error, (job.module, job.data.loss)) or _last_line(error), name=job.module,
+    )  # fmt: skip
+
+
+def trace_module(
+    build: Callable[[], nn.Module], batches: Batches, loss: Loss, *, micro_batch: int = 2,
+    dtype: torch.dtype = torch.float32, told: Callable[[BaseException], str] = str, name: str = "the model",
+) -> ModelTrace:  # fmt: skip
+    """Return the trace of a module in training.
+
+    It is built and followed without values. Where its constructor needs values it is built for real, and where its
+    forward does, too, a small one is computed for real.
+
+    Args:
+        build: makes the module; twice, if its step must be computed for real.
+        dtype: of the module in training.
+        micro_batch: samples at which the counts are exact; the step is followed with twice as many, too.
+        told: an error to what the user reads of it.
+
+    Raises:
+        ModelError: the module fails, or needs values and is too large to have them.
+    """
+    notes: tuple[str, ...] = ()
+    try:
+        with torch.device("meta"):
+            model = build()
+    except ModelError:
+        _limit_memory()
+        model = build()  # An error that is not about values comes again.
+        notes = ("the model was built for real, since its constructor needs values.",)
+    size = sum(p.numel() * p.element_size() for p in model.parameters())
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            _take_values(model, dtype)
+            return replace(_follow(model, batches, loss, micro_batch), notes=notes)
+    except Exception as error:  # whatever the user's code raises is theirs to read
+        if size > MOST_REAL:
+            raise _unfollowed(name, error, told, size) from error
+        why = told(error)
+    try:
+        found = _follow(build().to(dtype), batches, loss, micro_batch)
+    except Exception as error:  # likewise
+        raise ModelError(
+            f"a step of {name} raised {told(error)}",
+            hint="correct the module or the data that `model` and `data` name.",
+        ) from error
+    return replace(found, notes=(f"a step was computed for real, since following it without values failed: {why}.",))
+
+
+def _unfollowed(name: str, error: BaseException, told: Callable[[BaseException], str], size: int) -> ModelError:
+    return ModelError(
+        f"a step of {name} cannot be followed without values: {told(error)}",
+        hint="keep `.item()`, `.tolist()`, `nonzero` and branches on values out of the forward, or shrink the model "
+        f"below {MOST_REAL >> 30} GiB of parameters (it has {size / (1 << 30):.1f}) to have a step computed.",
+    )
+
+
+def _follow(model: nn.Module, batches: Batches, loss: Loss, micro_batch: int) -> ModelTrace:
+    """Return what two sizes of the micro-batch say of one sample and of what comes once."""
+    model.train()
+    counts = []
+    was_enabled: bool = torch._C._get_mkldnn_enabled()
+    # oneDNN's recurrent layers are one operation each, whose work nothing tells.
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        model(batches(micro_batch)[0])  # What a module makes once, and keeps, is no part of a step.
+        for samples in (micro_batch, 2 * micro_batch):
+            model.zero_grad(set_to_none=True)
+            counts.append(Counter(model))
+            counts[-1].run(partial(_loss_of, model, batches(samples), loss))
+    finally:
+        torch._C._set_mkldnn_enabled(was_enabled)
+    return _put_together(model, counts[0], counts[1], micro_batch)
+
+
+def _loss_of(model: nn.Module, batch: tuple[Tensor, Tensor], loss: Loss) -> Tensor:
+    return loss(model(batch[0]), batch[1])
+
+
+def _put_together(model: nn.Module, few: Counter, many: Counter, samples: int) -> ModelTrace:
+    modules = dict(model.named_modules())
+    owners: dict[int, str] = {}
+    parts = []
+    names = [*few.order, *(n for n in modules if n not in few.order), LOSS]
+    for name in names:
+        own: list[tuple[str, Tensor]] = []
+        shared: list[tuple[str, Tensor]] = []
+        module = modules.get(name)
+        for parameter in module.parameters(recurse=False) if module is not None else ():
+            owner = owners.setdefault(id(parameter), name)
+            (own if owner == name else shared).append((owner, parameter))
+        part = TracedPart(
+            name=name,
+            kind=type(module).__name__ if module is not None else LOSS,
+            parameters=sum(p.numel() for _, p in own),
+            trained=sum(p.numel() for _, p in own if p.requires_grad),
+            shared=tuple((owner, p.numel()) for owner, p in shared),
+            buffers=sum(b.nbytes for b in module.buffers(recurse=False)) if module is not None else 0,
+            forward=_pass(few.forward[name], many.forward[name], samples),
+            backward=_pass(few.backward[name], many.backward[name], samples),
+            kept=_size(few.kept[name], many.kept[name], samples),
+            output=_size(few.outputs.get(name, 0), many.outputs.get(name, 0), samples),
+        )
+        is_child = module is not None and "." not in name
+        if (
+            is_child
+            or part.parameters
+            or part.shared
+            or part.buffers
+            or part.forward.operations
+            or part.backward.operations
+        ):
+            parts.append(part)
+    children = tuple(name for name, _ in model.named_children()) if isinstance(model, nn.Sequential) else ()
+    workspace = _size(few.workspace, many.workspace, samples)
+    return ModelTrace(parts=tuple(parts), children=children, workspace=workspace)
+
+
+def _pass(few: Tally, many: Tally, samples: int) -> PassWork:
+    lines = {f.name: _size(getattr(few.work, f.name), getattr(many.work, f.name), samples) for f in fields(Work)}
+    return PassWork(
+        each=Work(**{name: line.each for name, line in lines.items()}),
+        once=Work(**{name: line.once for name, line in lines.items()}),
+        kernels=few.kernels, operations=few.operations,
+    )  # fmt: skip
+
+
+def _size(few: float, many: float, samples: int) -> Size:
+    """Return the line through the counts at `samples` and twice as many."""
+    each = (many - few) / samples
+    return Size(each=each, once=few - each * samples)
+
+
+def _take_values(model: nn.Module, dtype: torch.dtype) -> None:
+    """Put tensors of the wanted kind, without values as the mode at work makes them, in the place of all others.
+
+    Ties stay ties. Tensors on the meta device would be sent to other kernels than the CPU's.
+    """
+    made: dict[int, Tensor] = {}
+    for module in model.modules():
+        plain = [(name, value) for name, value in vars(module).items() if isinstance(value, Tensor)]
+        for name, tensor in [*module._parameters.items(), *module._buffers.items(), *plain]:
+            if tensor is None:
+                continue
+            if id(tensor) not in made:
+                kind = dtype if tensor.is_floating_point() else tensor.dtype
+                bare = torch.empty_like(tensor.detach(), device="cpu", dtype=kind)
+                is_parameter = isinstance(tensor, nn.Parameter)
+                made[id(tensor)] = nn.Parameter(bare, tensor.requires_grad) if is_parameter else bare
+            setattr(module, name, made[id(tensor)])  # as recurrent modules, which keep lists of them, expect
+
+
+def _batches(job: JobSpec, dtype: torch.dtype) -> Batches:
+    """Return what makes batches of a few samples drawn beforehand, for real: a data set may need values."""
+    if job.data.dataset:
+        data = CheckedSamples(build_user_data(job.data.dataset, key="data.dataset"), job.data.dataset, dtype)
+        pairs = [data[index] for index in range(min(DRAWN, len(data)))]
+    else:
+        pairs = [(torch.zeros(job.data.sequence, dtype=torch.int64),) * 2]
+
+    def of(samples: int) -> tuple[Tensor, Tensor]:
+        picked = [pairs[index % len(pairs)] for index in range(samples)]
+        return torch.stack([x for x, _ in picked]), torch.stack([y for _, y in picked])
+
+    return of
+
+
+def _limit_memory() -> None:
+    """Let this process grow by no more than `MOST_BUILT`: a larger model is refused, and the machine does not swap."""
+    status = Path("/proc/self/statm")
+    if status.is_file():
+        held = int(status.read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (held + MOST_BUILT, resource.getrlimit(resource.RLIMIT_AS)[1]))
+
+
+def _last_line(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)[-1:]
+    where = f" ({Path(frames[0].filename).name}, line {frames[0].lineno})" if frames else ""
+    said = (str(error).splitlines() or [""])[0]
+    return f"{type(error).__name__}: {said}{where}"
+
+
+def main() -> None:
+    """Answer one request."""
+    out = os.dup(1)
+    os.dup2(2, 1)  # What the user's code prints is talk.
+    answer: dict[str, Any]
+    try:
+        request = read(TraceRequest, sys.stdin.read())
+        answer = {"trace": asdict(trace_job(request.job, micro_batch=request.micro_batch))}
+    except SupernodeError as error:
+        answer = {"error": type(error).__name__, "message": error.message, "hint": error.hint}
+    with os.fdopen(out, "w", encoding="utf-8") as stream:
+        json.dump(answer, stream)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""A plan of the user's own module follows its trace: cut, memory and time by hand, and beside a shape's plan."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from supernode.errors import CapacityError, ModelError, SpecError
+from supernode.forecast.rates import card_of
+from supernode.hardware.assemble import build_machine
+from supernode.models.decoder import Decoder
+from supernode.planning.planner import explain, make_plan
+from supernode.planning.traced import traced_stage_times
+from supernode.schema.job import DataSpec, JobSpec, OptimizerSpec, Parallelism
+from supernode.schema.model import DecoderShape
+from supernode.schema.plan import Plan
+from supernode.schema.trace import ModelTrace, PassWork, Size, TracedPart, Work
+from supernode.training.tensor import cross_entropy
+from supernode.training.trace import trace_module
+
+MACHINE = build_machine(card_count=8, card="H100")
+TERA = 1e12
+
+
+def part(name: str, teraflops: float = 1.0, parameters: int = 1000, **more: object) -> TracedPart:
+    """Return a part whose forward takes so many TFLOP for each sample, and its backward twice as many."""
+    ahead, back = Work(products=teraflops * TERA), Work(products=2 * teraflops * TERA)
+    given = {
+        "kind": "Linear", "parameters": parameters, "trained": parameters, "kept": Size(each=100.0, once=7.0),
+        "output": Size(each=10.0), "forward": PassWork(each=ahead, kernels=1, operations=3),
+        "backward": PassWork(each=back, kernels=2, operations=5), **more,
+    }  # fmt: skip
+    return TracedPart(name=name, **given)  # type: ignore[arg-type]
+
+
+def sequence(*parts: TracedPart) -> ModelTrace:
+    return ModelTrace(parts=parts, children=tuple(p.name for p in parts if "." not in p.name and p.name != "loss"))
+
+
+def job(**degrees: object) -> JobSpec:
+    return JobSpec(
+        model="mine.py:build", data=DataSpec(dataset="mine.py:data"), batch=16, gradient_accumulation=4,
+        parallelism=replace(Parallelism(data=1), **degrees),
+    )  # fmt: skip
+
+
+def bounds(plan: Plan) -> list[tuple[int, int]]:
+    return [(stage.first, stage.last) for stage in plan.stages]
+
+
+def test_the_cut_follows_the_cost_and_not_the_number_of_modules() -> None:
+    trace = sequence(*(part(str(n), cost) for n, cost in enumerate([1, 1, 1, 1, 4])))
+
+    assert bounds(make_plan(job(pipeline=2), MACHINE, trace=trace)) == [(0, 4), (4, 5)]
+    assert ("stages", "0–3 | 4") in explain(make_plan(job(pipeline=2), MACHINE, trace=trace))
+
+
+def test_the_loss_is_computed_by_the_last_stage() -> None:
+    trace = sequence(part("0"), part("1"), part("2"), part("3"), part("loss", 2.0, parameters=0))
+
+    # 1 + 1 + 1 beside 1 + 2: the loss keeps the last module alone.
+    assert bounds(make_plan(job(pipeline=2), MACHINE, trace=trace)) == [(0, 3), (3, 4)]
+
+
+def test_a_step_takes_the_products_at_the_cards_rate() -> None:
+    plan = make_plan(job(), MACHINE, trace=sequence(part("0"), part("1")))
+    rate = float(card_of(MACHINE).product_rate(torch.tensor(5.0).numpy()))
+
+    assert plan.flops == pytest.approx(16 * 2 * 3 * TERA)
+    assert plan.step is not None
+    assert plan.step.compute == pytest.approx(plan.flops / rate, rel=1e-4)
+    (stage,) = traced_stage_times(plan, MACHINE)
+    assert stage.backward == pytest.approx(2 * stage.forward, rel=1e-4)
+
+
+def test_memory_is_the_parts_of_the_trace() -> None:
+    trace = replace(sequence(part("0", buffers=64), part("1", trained=0)), workspace=Size(each=1e6, once=0.0))
+    plan = make_plan(job(), MACHINE, trace=trace)
+
+    assert plan.parameters == 2000
+    assert plan.memory is not None
+    assert plan.memory.weights == 2000 * 4 + 64
+    assert plan.memory.gradients == 1000 * 4  # the other part is frozen
+    assert plan.memory.optimizer == 2 * 1000 * 4
+    assert plan.memory.activations == 2 * (4 * 100 + 7)
+    assert plan.memory.workspace == 4e6
+
+
+def test_a_matrix_tied_across_stages_is_held_by_both() -> None:
+    trace = sequence(part("0", parameters=5000), part("1", parameters=10, shared=(("0", 5000),)))
+    sgd = replace(job(pipeline=2), optimizer=OptimizerSpec(name="sgd", momentum=0.0))
+    memory = make_plan(sgd, MACHINE, trace=trace).memory
+
+    assert make_plan(sgd, MACHINE, trace=trace).parameters == 5010
+    assert memory is not None
+    assert memory.weights in (4 * 5000, 4 * 5010)  # of the fuller of the two
+
+
+def test_the_first_stage_of_1f1b_holds_a_micro_batch_for_each_stage_and_what_it_sent() -> None:
+    plan = make_plan(job(pipeline=4), MACHINE, trace=sequence(*(part(str(n)) for n in range(4))))
+
+    assert plan.memory is not None
+    assert plan.memory.activations == 4 * (4 * 100 + 7 + 4 * 10)
+
+
+def test_a_module_that_is_no_sequence_cannot_be_cut() -> None:
+    with pytest.raises(ModelError, match=r"only an nn\.Sequential"):
+        make_plan(job(pipeline=2), MACHINE, trace=ModelTrace(parts=(part("body"), part("head"))))
+    with pytest.raises(SpecError, match="cannot fill 4 stages"):
+        make_plan(job(pipeline=4), MACHINE, trace=sequence(part("0"), part("1")))
+
+
+def test_a_module_that_does_not_fit_is_refused_with_the_key_that_helps() -> None:
+    # 3 samples of 10 GiB fit, 16 do not.
+    trace = sequence(part("0", kept=Size(each=10 * 2.0**30)))
+    with pytest.raises(CapacityError, match="activations") as caught:
+        make_plan(replace(job(), gradient_accumulation=1), MACHINE, trace=trace)
+
+    assert "`gradient_accumulation` to 4" in caught.value.hint
+
+
+def test_without_a_trace_the_plan_stays_open() -> None:
+    plan = make_plan(job(), MACHINE)
+
+    assert plan.memory is None
+    assert plan.step is None
+
+
+def test_a_traced_decoder_is_planned_like_its_shape() -> None:
+    shape = DecoderShape(layers=4, width=1024, heads=8, vocabulary=32_000)
+
+    def tokens(samples: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return (torch.zeros(samples, 1024, dtype=torch.int64),) * 2
+
+    trace = trace_module(lambda: Decoder(shape), tokens, cross_entropy, micro_batch=4)
+    asked = JobSpec(
+        model=shape, batch=16, gradient_accumulation=4, parallelism=Parallelism(data=1), data=DataSpec(sequence=1024)
+    )  # fmt: skip
+    ours = make_plan(asked, MACHINE)
+    traced = make_plan(replace(asked, model="mine.py:build"), MACHINE, trace=trace)
+
+    assert ours.step is not None
+    assert traced.step is not None
+    assert ours.memory is not None
+    assert traced.memory is not None
+    assert traced.parameters == ours.parameters
+    assert traced.memory.weights == pytest.approx(ours.memory.weights, rel=1e-4)
+    # PyTorch's RMSNorm on a CPU keeps a third copy of the stream, which the closed form does not count.
+    assert traced.memory.total == pytest.approx(ours.memory.total, rel=0.15)
+    # The shape's bytes are what good kernels move, the trace's what eager PyTorch does.
+    assert traced.step.compute == pytest.approx(ours.step.compute, rel=0.3)

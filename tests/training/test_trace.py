@@ -1,0 +1,304 @@
+"""What is traced without values is what closed forms, publications and real runs say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from supernode.errors import ModelError
+from supernode.models.decoder import Decoder
+from supernode.planning.work import block_forward_flops, head_forward_flops
+from supernode.schema.model import PRESETS
+from supernode.schema.trace import ModelTrace
+from supernode.training.tensor import cross_entropy
+from supernode.training.trace import trace_module
+from supernode.workload.convolution import RESNETS, resnet, resnet_demand, resnet_parameters
+
+
+class Bottleneck(nn.Module):
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(inputs, width, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True),
+            nn.Conv2d(width, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True),
+            nn.Conv2d(width, 4 * width, 1, bias=False), nn.BatchNorm2d(4 * width),
+        )  # fmt: skip
+        self.skip: nn.Module = nn.Identity()
+        if stride > 1 or inputs != 4 * width:
+            self.skip = nn.Sequential(nn.Conv2d(inputs, 4 * width, 1, stride, bias=False), nn.BatchNorm2d(4 * width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.body(x) + self.skip(x), inplace=True)
+
+
+def make_resnet(depth: int, *, base: int = 64) -> nn.Sequential:
+    """Return a ResNet of He et al., arXiv:1512.03385, as a sequence of its blocks."""
+    layers: list[nn.Module] = [
+        nn.Conv2d(3, base, 7, 2, 3, bias=False), nn.BatchNorm2d(base), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)
+    ]  # fmt: skip
+    inputs = base
+    for stage, blocks in enumerate(RESNETS[depth]):
+        width = base * 2**stage
+        for block in range(blocks):
+            layers.append(Bottleneck(inputs, width, 2 if stage and not block else 1))
+            inputs = 4 * width
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, 1000))
+
+
+class Bert(nn.Module):
+    """BERT-base's shape (Devlin et al., arXiv:1810.04805) from PyTorch's own encoder, pooler included."""
+
+    def __init__(self, layers: int = 12, width: int = 768, heads: int = 12, words: int = 30_522) -> None:
+        super().__init__()
+        self.words, self.places, self.kinds = (nn.Embedding(n, width) for n in (words, 512, 2))
+        self.norm = nn.LayerNorm(width)
+        layer = nn.TransformerEncoderLayer(width, heads, 4 * width, 0.1, F.gelu, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, layers)
+        self.pooler = nn.Linear(width, width)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        places = self.places(torch.arange(tokens.shape[1], device=tokens.device))
+        x = self.norm(self.words(tokens) + places + self.kinds(torch.zeros_like(tokens)))
+        return torch.tanh(self.pooler(self.encoder(x)[:, 0]))
+
+
+def batches(*shape: int, classes: int = 10) -> Callable[[int], tuple[Tensor, Tensor]]:
+    return lambda samples: (torch.rand(samples, *shape), torch.zeros(samples, dtype=torch.int64))
+
+
+def tokens(length: int) -> Callable[[int], tuple[Tensor, Tensor]]:
+    return lambda samples: (torch.zeros(samples, length, dtype=torch.int64),) * 2
+
+
+def total(output: Tensor, target: Tensor) -> Tensor:
+    return output.float().sum()
+
+
+def kept_for_real(model: nn.Module, batch: tuple[Tensor, Tensor], loss: Callable[[Any, Tensor], Tensor]) -> int:
+    """Return the bytes that a real forward leaves for its backward, parameters and buffers left out."""
+    fixed = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
+    held: dict[int, torch.UntypedStorage] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in fixed:
+            held[storage.data_ptr()] = storage
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss(model(batch[0]), batch[1])
+    return sum(storage.nbytes() for storage in held.values())
+
+
+def kept(trace: ModelTrace, samples: int) -> float:
+    return sum(part.kept.of(samples) for part in trace.parts)
+
+
+def test_the_reference_decoder_has_the_counts_that_the_planner_takes_for_it() -> None:
+    shape = replace(PRESETS["tiny"], vocabulary=512)
+    length = 128
+    found = trace_module(lambda: Decoder(shape), tokens(length), cross_entropy, micro_batch=2)
+    ahead = found.forward.of(1)
+
+    assert found.parameters == shape.parameters
+    expected = length * (shape.layers * block_forward_flops(shape, length) + head_forward_flops(shape))
+    assert ahead.products + ahead.scores == pytest.approx(expected, rel=1e-9)
+    # Backwards take twice the products; flash attention's computes five where the forward has two.
+    back = found.backward.of(1)
+    assert back.products == pytest.approx(2 * ahead.products)
+    assert back.scores == pytest.approx(2.5 * ahead.scores)
+    assert found.flops(4) == pytest.approx(12 * expected)
+
+
+@pytest.mark.parametrize(("depth", "parameters", "macs"), [(50, 25_557_032, 4.09e9), (152, 60_192_808, 11.51e9)])
+def test_a_resnet_has_its_published_size_and_the_counts_of_the_closed_form(
+    depth: int, parameters: int, macs: float
+) -> None:
+    # Parameters and multiply-accumulates as torchvision's model cards give them.
+    found = trace_module(lambda: make_resnet(depth), batches(3, 224, 224), cross_entropy, micro_batch=2)
+    ahead, layers = found.forward.of(1), resnet(depth)
+
+    assert found.parameters == parameters == resnet_parameters(layers)
+    assert ahead.products / 2 == pytest.approx(macs, rel=0.002)
+    assert ahead.products == pytest.approx(float(resnet_demand(layers, 1.0).products), rel=1e-9)
+    # The first convolution's input wants no gradient.
+    first = layers[0]
+    assert found.backward.of(1).products == pytest.approx(
+        2 * ahead.products - 2 * first.side**2 * first.depth * first.outputs
+    )
+    assert found.blocks == 4 + sum(RESNETS[depth]) + 3
+
+
+def test_an_encoder_of_berts_shape_has_berts_size() -> None:
+    found = trace_module(Bert, tokens(128), total, micro_batch=2)
+    ahead = found.forward.of(1)
+
+    assert found.parameters == 109_482_240  # Devlin et al.: 110 M
+    # Per token 12 layers of 12 × 768² matrix entries, and scores both ways over all 128; the pooler looks at one.
+    body = 2 * 128 * 12 * 12 * 768**2 + 12 * 4 * 128 * 128 * 768 + 2 * 768**2
+    assert ahead.products + ahead.scores == pytest.approx(body, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("build", "batch", "loss"),
+    [
+        (lambda: make_resnet(50, base=8), batches(3, 64, 64), cross_entropy),
+        (lambda: Bert(layers=2, width=64, heads=2, words=100), tokens(32), total),
+        (lambda: Decoder(replace(PRESETS["tiny"], vocabulary=256)), tokens(64), cross_entropy),
+        (lambda: nn.Sequential(nn.Flatten(), nn.Linear(192, 64), nn.GELU(), nn.Dropout(0.2), nn.Linear(64, 10)),
+         batches(3, 8, 8), cross_entropy),
+    ],
+    ids=["resnet", "encoder", "decoder", "perceptron"],
+)  # fmt: skip
+@pytest.mark.parametrize("samples", [2, 6])
+def test_activations_are_those_of_a_real_run(build: Any, batch: Any, loss: Any, samples: int) -> None:
+    found = trace_module(build, batch, loss, micro_batch=2)
+
+    assert kept(found, samples) == pytest.approx(kept_for_real(build(), batch(samples), loss), rel=0.05)
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(100, 16)
+        self.lstm = nn.LSTM(16, 16, batch_first=True)
+        self.head = nn.Linear(16, 100, bias=False)
+        self.head.weight = self.embedding.weight
+        self.frozen = nn.Linear(16, 16)
+        self.frozen.requires_grad_(False)
+        self.register_buffer("scale", torch.ones(3))
+
+    def forward(self, tokens: Tensor) -> dict[str, Any]:
+        x, state = self.lstm(self.embedding(tokens))
+        return {"logits": self.head(self.frozen(x)), "state": state}
+
+
+def test_ties_frozen_parts_buffers_and_dictionaries_are_told_apart() -> None:
+    found = trace_module(Tied, tokens(8), lambda out, target: cross_entropy(out["logits"], target), micro_batch=2)
+    parts = {part.name: part for part in found.parts}
+
+    recurrent = 4 * 16 * (16 + 16 + 2)
+    assert found.parameters == 100 * 16 + recurrent + 16 * 17
+    assert parts["head"].shared == (("embedding", 1600),)
+    assert parts["frozen"].parameters == 272
+    assert parts["frozen"].trained == 0
+    assert parts[""].buffers == 12
+    # Per token: the head, the frozen layer, and the cell's four gates from input and state.
+    assert found.forward.of(1).products == pytest.approx(8 * 2 * (1600 + 256 + 4 * 16 * 32))
+    # The frozen layer passes a gradient on and makes none of its own.
+    assert parts["frozen"].backward.of(1).products == pytest.approx(8 * 2 * 256)
+
+
+class Squared(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x @ x.T
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return (gradient + gradient.T) @ x
+
+
+class Custom(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return Squared.apply(super().forward(x))
+
+
+def test_a_function_with_a_backward_of_its_own_is_counted_where_it_runs() -> None:
+    found = trace_module(lambda: Custom(4, 6), batches(4), total, micro_batch=8)
+    (part,) = [part for part in found.parts if part.name == ""]
+
+    # The product over pairs of samples grows with their square; at the micro-batch itself the count is exact.
+    assert part.forward.of(8).products == pytest.approx(2 * 8 * 4 * 6 + 2 * 8 * 8 * 6)
+    assert part.backward.of(8).products == pytest.approx(2 * 8 * 4 * 6 + 2 * 8 * 8 * 6)
+
+
+class Recomputed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(32, 128), nn.Tanh(), nn.Linear(128, 32))
+        self.head = nn.Linear(32, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(checkpoint(self.body, x, use_reentrant=False))
+
+
+def test_recomputed_layers_keep_their_input_and_compute_twice() -> None:
+    found = trace_module(Recomputed, batches(32), cross_entropy, micro_batch=4)
+    ahead, back = found.forward.of(1).products, found.backward.of(1).products
+
+    body = 2 * (32 * 128 + 128 * 32)
+    assert ahead == pytest.approx(body + 2 * 32 * 10)
+    # Twice the forward without the first layer's input; once more, but for the last layer, whose output nothing needs.
+    assert back == pytest.approx(2 * ahead - 2 * 32 * 128 + 2 * 32 * 128)
+    assert kept(found, 4) == pytest.approx(kept_for_real(Recomputed(), batches(32)(4), cross_entropy), rel=0.05)
+
+
+class Deep(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rates = [rate.item() for rate in torch.linspace(0, 0.2, 3)]
+        self.layer = nn.Linear(4, 10)
+        self.twin = self.layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) * (1 - self.rates[2])
+
+
+def test_a_constructor_that_needs_values_gets_them() -> None:
+    def build() -> nn.Module:
+        try:
+            return Deep()
+        except RuntimeError as error:  # as the loader of the user's file tells it
+            raise ModelError(str(error)) from error
+
+    found = trace_module(build, batches(4), cross_entropy)
+
+    assert found.parameters == 50
+    assert "built for real" in found.notes[0]
+
+
+class Branching(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) if x.sum() > 0 else x
+
+
+def test_a_branch_on_values_is_computed_for_real_where_the_model_is_small() -> None:
+    found = trace_module(lambda: Branching(10), batches(10), cross_entropy, micro_batch=2)
+
+    assert found.parameters == 110
+    assert found.forward.of(1).products == pytest.approx(2 * 100)
+    assert "computed for real" in found.notes[0]
+
+
+def test_a_branch_on_values_of_a_large_model_is_an_error_with_a_remedy() -> None:
+    with pytest.raises(ModelError, match="cannot be followed without values") as caught:
+        trace_module(lambda: Branching(20_000), batches(20_000), cross_entropy)
+
+    assert ".item()" in caught.value.hint
+
+
+def test_bfloat16_halves_what_is_kept() -> None:
+    def build() -> nn.Module:
+        return nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64))
+
+    def halves(samples: int) -> tuple[Tensor, Tensor]:
+        return torch.rand(samples, 64).bfloat16(), torch.zeros(samples)
+
+    wide = trace_module(build, batches(64), total)
+    half = trace_module(build, halves, total, dtype=torch.bfloat16)
+
+    assert [p.kept.of(4) for p in half.parts[:3]] == [p.kept.of(4) / 2 for p in wide.parts[:3]]

@@ -129,13 +129,18 @@ class SuperNode:
     def plan(self, job: Job) -> Plan:
         """Lay a job out on the free cards: degrees checked, layers cut over stages, memory and time estimated.
 
+        Your own module is traced in a process of its own, which takes some seconds.
+
         Raises:
             SpecError: the job is wrong, or does not fit the degrees that it names.
+            ModelError: your own module fails, or cannot be cut as the job wants.
             CapacityError: a card's memory is too small.
         """
+        from supernode.control.trace import trace_of
         from supernode.planning.planner import make_plan
 
-        return make_plan(as_job(job), self.machine)
+        asked = as_job(job)
+        return make_plan(asked, self.machine, trace=trace_of(asked, self.machine.card_count))
 
     def simulate(self, job: Job, *, mtbf: float = float("inf"), seed: int = 0) -> Simulation:
         """Play a job in virtual time: one step event by event, then the whole run with failures.

@@ -11,6 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
+from supernode.cli.advise import compare, forecast, plan
+from supernode.cli.claims import claims
 from supernode.cli.flags import (
     Card,
     Cards,
@@ -41,17 +43,9 @@ app = typer.Typer(
 )  # fmt: skip
 
 
-@app.command()
-def plan(
-    file: JobFile, cards: Cards = None, card: Card = "", interconnect: Interconnect = "",
-    cooling: Cooling = "", machine: Named = "", overrides: Set = None, as_json: Json = False,
-) -> None:  # fmt: skip
-    """Check a job's degrees, cut its layers over stages, estimate memory and step time."""
-    from supernode.cli import show
-    from supernode.control.jobfile import load_job
-
-    job = load_job(file, overrides=overrides_of(overrides))
-    show.plan(node(cards, card, interconnect, cooling, machine, job).plan(job), as_json=as_json)
+app.command()(plan)
+app.command()(compare)
+app.command()(forecast)
 
 
 @app.command()
@@ -146,6 +140,9 @@ def sheet(
     from supernode.cli import show
 
     show.machine(node(cards, card, interconnect, cooling, machine, None).sheet(), as_json=as_json)
+
+
+app.command()(claims)
 
 
 def main(server: Any = None) -> None:

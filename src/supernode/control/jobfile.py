@@ -18,7 +18,8 @@ from supernode.errors import SpecError
 from supernode.registry import did_you_mean
 from supernode.schema.codec import adapter, to_plain
 from supernode.schema.job import JobSpec
-from supernode.schema.model import DecoderShape
+from supernode.schema.model import PRESETS, DecoderShape
+from supernode.workload.presets import public_models
 
 _WANTED = {int: "a whole number", float: "a number", str: "text", bool: "`true` or `false`"}
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -54,6 +55,11 @@ def job_from(mapping: Mapping[str, Any]) -> JobSpec:
         raise SpecError(
             f"`model` is {_shown(model)}, not a preset, `file.py:function` or a shape",
             hint="write, say, `model: tiny`, or `model: {layers: 4, width: 128, heads: 4}`.",
+        )
+    elif model not in PRESETS and model in public_models():
+        raise SpecError(
+            f"`model` is {model!r}, a public model that our trainer does not build",
+            hint="`supernode plan --search`, `compare` and `forecast` know it; train a preset or a shape.",
         )
     if not isinstance(text, str) and not (isinstance(text, list) and all(isinstance(item, str) for item in text)):
         raise SpecError(

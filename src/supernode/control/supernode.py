@@ -15,12 +15,14 @@ from supernode.schema.slice import Request
 from supernode.units import parse_bandwidth, parse_bytes
 
 if TYPE_CHECKING:
+    from supernode.advice.question import Question
     from supernode.control.allocation import Allocation
     from supernode.control.simulate import Simulation
     from supernode.control.training import Watch
     from supernode.hardware.machine import Machine
     from supernode.hardware.sheet import MachineSheet
     from supernode.scheduling.pool import Pool
+    from supernode.search.best import Plans
 
 Job = JobSpec | Mapping[str, Any] | str | Path
 """A job as a value, as nested dictionaries, or as the path of its YAML file."""
@@ -141,6 +143,37 @@ class SuperNode:
 
         asked = as_job(job)
         return make_plan(asked, self.machine, trace=trace_of(asked, self.machine.card_count))
+
+    def search(
+        self, job: Job, *, objective: str = "time", top: int = 5, runnable: bool = False, cards: int | None = None
+    ) -> Plans:
+        """Return the best few ways to spread a job over this machine, why each wins or loses, and the Pareto front.
+
+        Args:
+            job: its own `parallelism` is not looked at.
+            objective: what is to be least: time, memory, energy or cost.
+            top: how many, each of other degrees.
+            runnable: only what our own trainer can run.
+            cards: how many of the machine's; by default all that the batch divides by.
+
+        Raises:
+            SpecError: the job is wrong, or its model the user's own.
+            CapacityError: nothing fits.
+        """
+        return self.advise(as_job(job), objective=objective, top=top, runnable=runnable, cards=cards)[1]
+
+    def advise(
+        self, asked: JobSpec | Question, *, objective: str = "time", top: int = 5, runnable: bool = False,
+        cards: int | None = None,
+    ) -> tuple[Question, Plans]:  # fmt: skip
+        """Do likewise for a question, which may be about a model that our trainer cannot build; return it besides."""
+        from supernode.advice.question import question_of
+        from supernode.advice.question import search as answer
+
+        question = question_of(asked) if isinstance(asked, JobSpec) else asked
+        counts = (cards,) if cards is not None else ()
+        plans = answer(question, self.machine, objective=objective, top=top, runnable=runnable, cards=counts)
+        return question, plans
 
     def simulate(self, job: Job, *, mtbf: float = float("inf"), seed: int = 0) -> Simulation:
         """Play a job in virtual time: one step event by event, then the whole run with failures.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -12,7 +13,7 @@ from supernode.hardware import load
 from supernode.hardware.machine import Machine, Tier
 from supernode.hardware.parts import Card, Link, Switch
 from supernode.hardware.power import power
-from supernode.registry import lookup
+from supernode.registry import did_you_mean, lookup
 from supernode.schema.job import MOST_CARDS
 
 MOST_MESH_CARDS = 1024  # a full mesh of n cards has n (n - 1) / 2 links
@@ -215,6 +216,7 @@ def _cables(cards: int, between_nodes: str, tiers: tuple[Tier, ...]) -> tuple[tu
     return (first, (load.link("Optical-400"), cards)) if len(tiers) > 2 else (first,)
 
 
+_COUNTED = re.compile(r"(\d{1,9})[x×]([^/]+)(?:/(\S+))?")
 MACHINES: Mapping[str, Mapping[str, Any]] = {
     "supernode-32": {"card_count": 32, "interconnect": "Hybrid", "card": "H100"},
     "supernode-64": {"card_count": 64, "interconnect": "Switched", "card": "GB200"},
@@ -233,10 +235,23 @@ MACHINES: Mapping[str, Mapping[str, Any]] = {
 
 
 def predefined(name: str) -> Machine:
-    """Return one of the machines that `MACHINES` describes.
+    """Return one of the machines that `MACHINES` describes, or of so many cards.
+
+    Args:
+        name: a name, or `512xH100`: cards in nodes with InfiniBand between them; `512xB200/3D_Torus` joins them
+            otherwise.
 
     Raises:
         SpecError: nobody knows the name.
+
+    >>> predefined("16xH100").nodes, predefined("64xB200/3D_Torus").shape
+    (2, (4, 4, 4))
     """
-    key = next((known for known in MACHINES if known.lower() == name.lower()), name)
-    return build_machine(name=key, **lookup(name, MACHINES, kind="machine"))
+    if counted := _COUNTED.fullmatch(name):
+        cards, card, interconnect = counted.groups()
+        return build_machine(int(cards), interconnect or "Hybrid", card=card, name=name)
+    key = next((known for known in MACHINES if known.lower() == name.lower()), "")
+    if not key:
+        hint = f"{did_you_mean(name, MACHINES)} Or so many cards: `512xH100`."
+        raise SpecError(f"unknown machine `{name}`", hint=hint)
+    return build_machine(name=key, **MACHINES[key])

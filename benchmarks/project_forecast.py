@@ -1,0 +1,216 @@
+"""How far off is the forecast of a whole project? Published runs from start to end, ours beside a single FLOP rate.
+
+Each row of `validation/whole_runs.csv` says what was run and which of its facts were read where. Rows with a published
+layout are forecast with it; the others with the best plan that the search finds, so that what people did worse than
+that shows as our error. One number is fitted to half of the rows (`--fit`): how much longer a whole project takes than
+its steps, failures and checkpoints; the others are reported apart. Rows of the kind `ideal` are published as tokens
+over a rate, so that steps alone are compared with them. Nothing belongs to a row, a model or a card.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import statistics
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import harness
+from supernode.advice.pace import Pace, pace_from
+from supernode.advice.project import FILE, Project, Terms, forecast, whole_runs
+from supernode.advice.question import Question, search
+from supernode.forecast.efficiency import precision_index
+from supernode.forecast.rates import card_of
+from supernode.hardware import load
+from supernode.hardware.assemble import build_machine
+from supernode.hardware.machine import Machine, Tier
+from supernode.search.best import bill_of
+from supernode.search.exhaustive import alone
+from supernode.search.offload import Room
+from supernode.search.space import Space
+from supernode.validation.split import fitting_keys
+from supernode.workload.presets import public_model
+from supernode.workload.shape import make_shape
+from supernode.workload.strategy import INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE, Software
+
+TABLE = Path(__file__).parent / "validation" / "whole_runs.csv"
+SCHEDULES = {"1f1b": ONE_F_ONE_B, "interleaved": INTERLEAVED, "zero-bubble": ZERO_BUBBLE}
+DAY = 86_400.0
+# Rows of the usual collection that no whole run can be read from.
+UNUSABLE = {
+    "PaLM 540B": "utilisation on TPU v4 only; no training run on TPUs stands behind the forecast",
+    "GPT-3 175B, Megatron": "single steps and utilisation, which `forecast_accuracy.py` scores",
+    "MT-NLG 530B": "single steps, likewise; how long the whole run took is not published",
+    "Llama 3.1 8B and 70B": "neither cards nor batch are published; the hours would mean 14% and 25% of the peak",
+}
+
+Row = dict[str, str]
+
+
+def question_of(row: Row) -> Question:
+    """Return what a row's step asks."""
+    if row["shape"]:
+        model = public_model(row["shape"])
+    else:
+        layers, width, heads = (float(row[name]) for name in ("layers", "width", "heads"))
+        model = make_shape(
+            width=width, vocabulary=float(row["vocabulary"]), tied=float(row["tied"]),
+            positions=float(row["positions"]), attentions=layers, heads=heads, key_value_heads=float(row["kv_heads"]),
+            head_width=width / heads, mlps=layers, mlp_width=float(row["mlp_width"]), gated=float(row["gated"]),
+        )  # fmt: skip
+    return Question(
+        name=row["model"], model=model, batch=int(row["batch"]), sequence=int(row["sequence"]),
+        precision=row["precision"],
+    )  # fmt: skip
+
+
+def machine_of(row: Row) -> Machine:
+    """Return a row's machine: nodes of eight with so many bits per second between them."""
+    card = load.card("H100" if row["card"] == "H800" else row["card"].replace("A100-40", "A100-80"))
+    if row["card"] == "A100-40":
+        card = replace(card, name="A100-40", memory=40 * 10**9, memory_bandwidth=1555e9)
+    if row["card"] == "H800":  # an H100 with NVLink cut to 400 GB/s in both directions (arXiv:2412.19437, section 3)
+        card = replace(card, scale_up_bandwidth=200e9)
+    cards = int(row["cards"])
+    machine = build_machine(cards, "Hybrid", card=card)
+    outside = float(row["node_gbit"]) * 1e9 / 8 / machine.node_cards
+    whole = replace(machine.tiers[-1], cards=cards, bandwidth=outside)
+    node = Tier(name="node", cards=8, bandwidth=card.scale_up_bandwidth, latency=card.scale_up_latency)
+    return replace(machine, tiers=(node, whole))
+
+
+def pace_of(row: Row, question: Question, machine: Machine) -> Pace:
+    """Return how fast the row's layout goes, or the best one where none is published."""
+    if not row["data"]:
+        return pace_from(search(question, machine, top=1).best)
+    names = ("tensor", "pipeline", "data", "micro_batch", "interleave", "sharding", "recompute", "sequence_parallel",
+             "expert")  # fmt: skip
+    axes = {name: float(row[name]) for name in names} | {
+        "cards": float(row["cards"]), "context": 1.0, "offload": 0.0, "schedule": float(SCHEDULES[row["schedule"]]),
+        "overlaps_tensor": 0.0, "overlaps_data": 1.0, "overlaps_pipeline": 1.0,
+    }  # fmt: skip
+    software = Software(flash=row["flash"] == "1", overlaps_expert=row["schedule"] == "zero-bubble")
+    space = Space(
+        model=question.model, cards=(int(row["cards"]),), batch=question.batch, sequence=question.sequence,
+        precision=precision_index(question.precision), software=software,
+    )  # fmt: skip
+    choice = alone(space, card_of(machine), Room(memory=float("inf")), bill_of(machine), axes)
+    assert choice is not None  # everything fits into infinity
+    return pace_from(choice)
+
+
+def published_days(row: Row) -> float:
+    """Return how long a row's run took."""
+    return float(row["days"] or float(row["gpu_hours"] or 0) / float(row["cards"]) / 24)
+
+
+def fit(rows: list[Row], keys: frozenset[tuple[str, ...]]) -> None:
+    """Write how much longer the fitting rows took than their forecast, and how that differs from row to row."""
+    ratios = []
+    for row in rows:
+        if (row["model"],) in keys and row["kind"] != "ideal":
+            question, machine = question_of(row), machine_of(row)
+            terms = Terms(tokens=float(row["tokens"]), overhead=1.0)
+            project = forecast(question, machine, terms, pace=pace_of(row, question, machine))
+            ratios.append(published_days(row) / _days(row, project)[0])
+    overhead = statistics.median(ratios)
+    apart = statistics.fmean(np.log(np.asarray(ratios) / overhead) ** 2) ** 0.5
+    FILE.write_text(
+        "# Written by `python benchmarks/project_forecast.py --fit`, from published runs whose sources are in\n"
+        f"# benchmarks/validation/whole_runs.csv; fitted to {len(ratios)} of {len(rows)} rows.\n"
+        f"overhead: {overhead:.3f}\ndeviation: {apart:.3f}\n",
+        encoding="utf-8",
+    )
+
+
+def scored(row: Row) -> dict[str, Any]:
+    """Return a row's days, published and ours."""
+    question, machine = question_of(row), machine_of(row)
+    project = forecast(
+        question, machine, Terms(tokens=float(row["tokens"])), pace=pace_of(row, question, machine)
+    )  # fmt: skip
+    published = published_days(row)
+    middle, low, high = _days(row, project)
+    peak = card_of(machine).peaks[1]
+    return {
+        "model": row["model"], "cards": int(row["cards"]), "card": row["card"], "published_days": round(published, 2),
+        "our_days": round(middle, 2), "p10": round(low, 2), "p90": round(high, 2),
+        "error_pct": round(100 * (middle / published - 1), 1), "inside": low <= published <= high,
+        "layout": "published" if row["data"] else "found", "cards_known": row["cards_known"] == "1",
+        "plan": project.pace.words, "mfu_published": question.flops * project.steps / (
+            published * DAY * project.pace.cards * peak), "goodput": round(project.goodput.middle, 4),
+        "kwh": round(project.energy.middle / 3.6e6), "read": row["read"], "assumed": row["assumed"],
+        "source": row["source"],
+    }  # fmt: skip
+
+
+def _days(row: Row, project: Project) -> tuple[float, float, float]:
+    if row["kind"] == "ideal":
+        middle = project.ideal / DAY
+        return middle, middle / (1 + project.band), middle * (1 + project.band)
+    times = project.seconds
+    return times.middle / DAY, times.low / DAY, times.high / DAY
+
+
+def null_errors(rows: list[dict[str, Any]]) -> tuple[float, list[float]]:
+    """Return the part of the peak that fits all rows best at once, and each row's error with it, in per cent."""
+    used = np.array([row["mfu_published"] for row in rows])
+    tried = np.linspace(0.05, 0.8, 1501)
+    errors = np.abs(used[None] / tried[:, None] - 1).mean(axis=1)
+    best = float(tried[int(errors.argmin())])
+    return best, [float(100 * (each / best - 1)) for each in used]
+
+
+def mean_abs(errors: list[float]) -> float | None:
+    """Return the mean of the errors' sizes; None of no errors."""
+    return round(statistics.fmean(abs(error) for error in errors), 1) if errors else None
+
+
+def main() -> None:
+    """Print a table, then the JSON."""
+    flags = harness.parser(__doc__)
+    flags.add_argument("--fit", action="store_true", help="fit the one number anew, and write it")
+    asked = flags.parse_args()
+    with TABLE.open(newline="", encoding="utf-8") as lines:
+        read = list(csv.DictReader(lines))
+    keys = fitting_keys("whole_runs", ((row["model"],) for row in read if row["kind"] != "ideal"))
+    if asked.fit:
+        fit(read, keys)
+        whole_runs.cache_clear()
+    rows = [scored(row) | {"fitted": (row["model"],) in keys} for row in read]
+    rate, nulls = null_errors(rows)
+    for row, null in zip(rows, nulls, strict=True):
+        row["null_error_pct"] = round(null, 1)
+        print(
+            f"{row['model']:22} {row['cards']:6} {row['card']:8} {row['published_days']:8.1f} d published, ours "
+            f"{row['our_days']:7.1f} ({row['p10']:.1f} to {row['p90']:.1f}), {row['error_pct']:+6.1f}% "
+            f"(null {null:+6.1f}%), layout {row['layout']}"
+            f"{', fitted' if row['fitted'] else ''}"
+        )
+    firm = [row for row in rows if row["layout"] == "published"]
+    found = [row for row in rows if row["layout"] == "found"]
+    unseen = [row for row in rows if not row["fitted"]]
+    result = {
+        "rows": len(rows), "mean_error_pct": mean_abs([row["error_pct"] for row in rows]),
+        "median_error_pct": round(statistics.median(abs(row["error_pct"]) for row in rows), 1),
+        "unseen_rows": len(unseen), "unseen_pct": mean_abs([row["error_pct"] for row in unseen]),
+        "unseen_null_pct": mean_abs([row["null_error_pct"] for row in unseen]),
+        "overhead": whole_runs()[0], "deviation": whole_runs()[1], "null_pct": mean_abs(nulls),
+        "null_part_of_peak": round(rate, 3),
+        "layout_published_pct": mean_abs([row["error_pct"] for row in firm]),
+        "layout_published_null_pct": mean_abs([row["null_error_pct"] for row in firm]),
+        "layout_found_pct": mean_abs([row["error_pct"] for row in found]),
+        "inside_p10_p90": sum(row["inside"] for row in rows), "table": rows, "unusable": UNUSABLE,
+        "machine": harness.machine("numpy"),
+    }  # fmt: skip
+    if asked.json:
+        print(json.dumps(result))
+    else:
+        print({name: value for name, value in result.items() if name not in ("table", "unusable", "machine")})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""How fast does a project go, were nothing ever to fail? With the best plan found, or with the job's own degrees."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from supernode.advice.question import Question, search
+from supernode.hardware.machine import Machine
+from supernode.planning.planner import make_plan
+from supernode.schema.job import Parallelism
+from supernode.search.best import bill_of, words
+from supernode.search.search import Choice
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How fast a project goes, were nothing ever to fail.
+
+    Attributes:
+        words: the layout.
+        cards: that it takes.
+        seconds: of a step.
+        energy: joules of a step.
+        memory: bytes of the fullest card.
+        is_found: a search found it; else the job's own degrees say so.
+    """
+
+    words: str
+    cards: int
+    seconds: float
+    energy: float
+    memory: float
+    is_found: bool
+
+
+def pace_of(question: Question, machine: Machine, *, runnable: bool = False, objective: str = "time") -> Pace:
+    """Return how fast a question goes: with its job's own degrees, or with the best plan where it has none."""
+    job = question.job
+    # On this computer, a job without degrees runs as the planner fills them in.
+    is_open = job is not None and job.parallelism == Parallelism() and machine.card.kind != "cpu"
+    if job is None or is_open or runnable:
+        return pace_from(search(question, machine, top=1, runnable=runnable, objective=objective).best)
+    plan, bill = make_plan(job, machine), bill_of(machine)
+    assert plan.step is not None  # questions are about models of known shape
+    assert plan.memory is not None
+    busy = plan.step.compute + plan.step.optimizer
+    return Pace(
+        words=str(plan.layout), cards=plan.ranks, seconds=plan.step.total, is_found=False,
+        energy=plan.ranks * (bill.idle * plan.step.total + (bill.full - bill.idle) * busy),
+        memory=plan.memory.total,
+    )  # fmt: skip
+
+
+def pace_from(choice: Choice) -> Pace:
+    """Return how fast a strategy goes."""
+    return Pace(
+        words=words(choice), cards=int(choice.axes["cards"]), seconds=choice.time, energy=choice.energy,
+        memory=choice.memory, is_found=True,
+    )  # fmt: skip

@@ -1,0 +1,51 @@
+"""How is advice shown? A search, a comparison and a project's forecast, as tables or as JSON."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from supernode.advice import answer, tell
+from supernode.advice.compare import verdict
+from supernode.cli import show
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from supernode.advice.compare import Comparison
+    from supernode.advice.project import Project
+    from supernode.advice.question import Question
+    from supernode.search.best import Plans
+
+
+def search(question: Question, plans: Plans, files: tuple[Path, ...], *, as_json: bool) -> None:
+    """Show the best few plans, why, and the front."""
+    if as_json:
+        show.print_json(answer.as_plain(question, plans) | {"files": [str(file) for file in files]})
+        return
+    show.table(f"plans for {question.name}", list(answer.rows(question, plans)))
+    _say(files)
+
+
+def comparison(value: Comparison, files: tuple[Path, ...], *, as_json: bool) -> None:
+    """Show machines side by side, and which wins."""
+    if as_json:
+        show.print_json(tell.comparison_plain(value) | {"files": [str(file) for file in files]})
+        return
+    columns, rows = tell.comparison_table(value)
+    show.grid(f"machines for {value.question.name}", columns, rows)
+    show.table("best", [("why", verdict(value))])
+    _say(files)
+
+
+def project(value: Project, files: tuple[Path, ...], *, as_json: bool) -> None:
+    """Show what a project takes."""
+    if as_json:
+        show.print_json(tell.project_plain(value) | {"files": [str(file) for file in files]})
+        return
+    show.table(f"forecast of {value.question.name}", tell.project_rows(value))
+    _say(files)
+
+
+def _say(files: tuple[Path, ...]) -> None:
+    for file in files:
+        show.talk(str(file))

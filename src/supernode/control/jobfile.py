@@ -19,7 +19,6 @@ from supernode.registry import did_you_mean
 from supernode.schema.codec import adapter, to_plain
 from supernode.schema.job import JobSpec
 from supernode.schema.model import PRESETS, DecoderShape
-from supernode.workload.presets import public_models
 
 _WANTED = {int: "a whole number", float: "a number", str: "text", bool: "`true` or `false`"}
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -56,7 +55,7 @@ def job_from(mapping: Mapping[str, Any]) -> JobSpec:
             f"`model` is {_shown(model)}, not a preset, `file.py:function` or a shape",
             hint="write, say, `model: tiny`, or `model: {layers: 4, width: 128, heads: 4}`.",
         )
-    elif model not in PRESETS and model in public_models():
+    elif model not in PRESETS and _is_public(model):
         raise SpecError(
             f"`model` is {model!r}, a public model that our trainer does not build",
             hint="`supernode plan --search`, `compare` and `forecast` know it; train a preset or a shape.",
@@ -69,6 +68,13 @@ def job_from(mapping: Mapping[str, Any]) -> JobSpec:
     job: JobSpec = _validated(JobSpec, plain, "")
     _check_functions(job)
     return job
+
+
+def _is_public(model: str) -> bool:
+    """Return whether it is a public model's name; asked of unknown names only, since its table takes NumPy along."""
+    from supernode.workload.presets import public_models
+
+    return model in public_models()
 
 
 def job_to_dict(job: JobSpec) -> dict[str, Any]:

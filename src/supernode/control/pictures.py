@@ -22,7 +22,7 @@ from supernode.search.search import Choice
 from supernode.simulation.timeline import nice_ticks
 from supernode.units import show_bytes, show_seconds
 
-_HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 320, 70, 24, 14, 48
+_HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 320, 90, 24, 14, 48
 
 
 def write_search(folder: Path, question: Question, plans: Plans) -> tuple[Path, ...]:
@@ -37,8 +37,8 @@ def write_search(folder: Path, question: Question, plans: Plans) -> tuple[Path, 
     bar = stacked_bar(parts, title="Plan 1", desc="Where the time of a step goes.", show=show_seconds)
     body = "".join([
         f"<header><h1>Plans for {escape(question.name)}</h1></header>",
-        "<h2>Front</h2><figure>", front, "<figcaption>No plan beats these in time, memory, energy and cost; the best "
-        "few are filled.</figcaption></figure>",
+        "<h2>Front</h2><figure>", front, "<figcaption>No plan beats these in time, memory, energy and cost; the "
+        "fastest is filled, and larger dots take more energy.</figcaption></figure>",
         "<h2>Where the time of plan 1 goes</h2><figure>", bar, "</figure>", _legend(parts),
         "<h2>Plans</h2>", _table(list(answer.rows(question, plans))),
     ])  # fmt: skip
@@ -77,7 +77,7 @@ def write_project(folder: Path, project: Project) -> tuple[Path, ...]:
     return _write(folder, {"project.html": page, "project.json": json.dumps(tell.project_plain(project), indent=1)})
 
 
-def front_svg(front: Sequence[Choice], best: Sequence[Choice] = ()) -> str:
+def front_svg(front: Sequence[Choice]) -> str:
     """Return the plans of a front as dots: time across, memory up, the size by energy; each says what it is."""
     times, sizes = [choice.time for choice in front], [choice.memory for choice in front]
     x = _log_scale(min(times), max(times), _LEFT, WIDTH - _RIGHT)
@@ -132,8 +132,9 @@ def _log_ticks(low: float, high: float, scale: Any, *, is_x: bool) -> list[str]:
         at = scale(value)
         said = escape(show_seconds(value) if is_x else show_bytes(value))
         if is_x:
+            anchor = "end" if place == 4 else "middle"
             drawn.append(f'<path class="grid" d="M{at:.1f} {_TOP}V{_HEIGHT - _BOTTOM}"/>')
-            drawn.append(f'<text x="{at:.1f}" y="{_HEIGHT - _BOTTOM + 16}" text-anchor="middle">{said}</text>')
+            drawn.append(f'<text x="{at:.1f}" y="{_HEIGHT - _BOTTOM + 18}" text-anchor="{anchor}">{said}</text>')
         else:
             drawn.append(f'<path class="grid" d="M{_LEFT} {at:.1f}H{WIDTH - _RIGHT}"/>')
             drawn.append(f'<text x="{_LEFT - 6}" y="{at + 4:.1f}" text-anchor="end">{said}</text>')
@@ -162,14 +163,20 @@ def _legend(parts: Sequence[tuple[str, float]]) -> str:
 
 def _table(rows: Sequence[tuple[str, str]]) -> str:
     lines = [
-        f"<tr><th>{escape(name)}</th><td>{escape(value).replace(chr(10), '<br>')}</td></tr>" for name, value in rows
+        f"<tr><th style='white-space: nowrap'>{escape(name)}</th><td>{escape(value).replace(chr(10), '<br>')}</td></tr>"
+        for name, value in rows
     ]
     return f"<table>{''.join(lines)}</table>"
 
 
 def _grid(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     head = "".join(f"<th>{escape(name)}</th>" for name in columns)
-    lines = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    lines = "".join(
+        f"<tr><th style='white-space: nowrap'>{escape(row[0])}</th>"
+        + "".join(f"<td>{escape(cell)}</td>" for cell in row[1:])
+        + "</tr>"
+        for row in rows
+    )
     return f"<table><tr>{head}</tr>{lines}</table>"
 
 

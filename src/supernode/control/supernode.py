@@ -15,6 +15,7 @@ from supernode.schema.slice import Request
 from supernode.units import parse_bandwidth, parse_bytes
 
 if TYPE_CHECKING:
+    from supernode.advice.project import Project
     from supernode.advice.question import Question
     from supernode.control.allocation import Allocation
     from supernode.control.simulate import Simulation
@@ -174,6 +175,36 @@ class SuperNode:
         counts = (cards,) if cards is not None else ()
         plans = answer(question, self.machine, objective=objective, top=top, runnable=runnable, cards=counts)
         return question, plans
+
+    def forecast(
+        self, job: Job | Question, *, tokens: str | float = 0, steps: int = 0, mtbf: str | float = 0,
+        price: float | None = None,
+    ) -> Project:  # fmt: skip
+        """Return what training takes from start to end: days, restarts, energy, cost and carbon, each with a range.
+
+        A job's own degrees are taken if it has any, else the best plan that a search finds.
+
+        Args:
+            job: or a question about a public model.
+            tokens: to train on, as a number or "1.4T"; by default the job's steps are taken.
+            steps: likewise.
+            mtbf: mean time between failures of one card, in seconds or "5000h"; by default as Llama 3's training met.
+            price: USD for a card and hour; by default the machine is owned.
+
+        Raises:
+            SpecError: the job is wrong, or how much to train is open.
+            CapacityError: nothing fits, or failures leave no time to work.
+        """
+        from supernode.advice.project import Terms, forecast
+        from supernode.advice.question import Question, question_of
+        from supernode.units import parse_count, parse_seconds
+
+        question = job if isinstance(job, Question) else question_of(as_job(job))
+        terms = Terms(
+            tokens=parse_count(tokens, key="tokens"), steps=steps, mtbf=parse_seconds(mtbf, key="mtbf"),
+            price=None if price is None else price / 3600,
+        )  # fmt: skip
+        return forecast(question, self.machine, terms)
 
     def simulate(self, job: Job, *, mtbf: float = float("inf"), seed: int = 0) -> Simulation:
         """Play a job in virtual time: one step event by event, then the whole run with failures.

@@ -12,16 +12,18 @@ from supernode.forecast.efficiency import card_model
 from supernode.forecast.times import step_parts
 from supernode.hardware.assemble import build_machine
 from supernode.hardware.machine import Tier
-from supernode.search.balance import balance
+from supernode.search.balance import balance, layer_times, slowest_ranks
 from supernode.search.placement import (
     RANK_ORDER,
     best_order,
+    best_place,
     every_order,
     machine_tiers,
     place,
     ring_bytes,
     slow_bytes,
     tiers_of,
+    with_spares,
 )
 from supernode.workload.presets import public_model
 from supernode.workload.shape import gpt_shape
@@ -125,3 +127,69 @@ def test_without_a_pipeline_there_is_nothing_to_cut() -> None:
     found = balance(MODEL, ways(tensor=8), CARD, SOFTWARE)
 
     assert found.equal == found.cut == found.model
+
+
+def domains(size: int, count: int) -> tuple[Tier, ...]:
+    """Return so many domains of so many cards, with a network between that is an eighteenth as fast."""
+    return (
+        Tier(name="node", cards=size, bandwidth=900e9, latency=5e-6),
+        Tier(name="machine", cards=size * count, bandwidth=50e9, latency=12e-6),
+    )
+
+
+def test_groups_of_64_lie_across_domains_of_72_unless_cards_are_left_out() -> None:
+    one = ways(data=256, expert=64)
+    naive = place(MIXTURE, one, CARD, SOFTWARE, domains(72, 4))
+    aligned = place(MIXTURE, one, CARD, SOFTWARE, domains(64, 4))
+    best = best_place(MIXTURE, one, CARD, SOFTWARE, domains(72, 4))
+
+    # Cards 64 to 127 are a group; eight of them are in the first domain.
+    assert naive.parts["expert"] > 3 * aligned.parts["expert"]
+    assert best.parts == aligned.parts
+    assert best.slow_bytes < naive.slow_bytes
+
+
+def test_cards_are_left_out_only_where_enough_remain() -> None:
+    assert [tiers[0].cards for tiers in with_spares(domains(72, 4), 288)] == [72]
+    assert [tiers[0].cards for tiers in with_spares(domains(72, 4), 280)] == [72, 71, 70]
+    assert [tiers[-1].cards for tiers in with_spares(domains(72, 4), 280)] == [288, 284, 280]
+
+
+def test_nodes_of_ten_cards_hold_tensor_groups_of_eight_with_two_left_out() -> None:
+    one = ways(tensor=8, data=8)
+    naive, best = (find(MODEL, one, CARD, SOFTWARE, domains(10, 8)) for find in (place, best_place))
+
+    # Cards 8 to 15 would be two in one node and six in the next.
+    assert naive.parts["tensor"] > 3 * best.parts["tensor"]
+    assert best.parts == place(MODEL, one, CARD, SOFTWARE, domains(8, 8)).parts
+
+
+def test_a_mixed_stack_is_cut_by_what_its_layers_take() -> None:
+    # Four light layers and four of three times their weight, over two stages: 4 + 12 alike, 4 + 2 × 3 at best.
+    assert slowest_ranks([1.0] * 4 + [3.0] * 4, pipeline=2) == (12.0, 9.0)
+    # With a stage's worth of head, the last rank holds less.
+    assert slowest_ranks([1.0] * 8, pipeline=2, head=4.0) == (8.0, 6.0)
+
+
+def test_layers_add_up_to_the_body_and_dense_ones_come_before_mixtures() -> None:
+    model = public_model("deepseek-v3")
+    found = layer_times(model, ways(pipeline=4), CARD, SOFTWARE, body=7.0)
+
+    assert len(found) == 61
+    assert sum(found) == pytest.approx(7.0)
+    assert len(set(found[:3])) == 1
+    assert len(set(found[3:])) == 1
+    assert found[2] != found[3]
+
+
+def test_each_kind_of_a_hybrids_layers_is_spread_evenly() -> None:
+    model = public_model("nemotron-3-nano")
+    found = layer_times(model, ways(pipeline=4), CARD, SOFTWARE, body=1.0)
+    kinds = sorted(set(found), key=found.count)
+
+    assert len(found) == int(model.layers)
+    assert [found.count(kind) for kind in kinds] == sorted(
+        int(n) for n in (model.attentions, model.mixtures, model.mambas)
+    )
+    rarest = [place for place, seconds in enumerate(found) if seconds == kinds[0]]
+    assert max(b - a for a, b in pairwise(rarest)) - min(b - a for a, b in pairwise(rarest)) <= 2

@@ -55,6 +55,31 @@ def machine_tiers(machine: Machine) -> tuple[Tier, ...]:
     return tuple(kept)
 
 
+def with_spares(tiers: Sequence[Tier], cards: int) -> Iterator[tuple[Tier, ...]]:
+    """Yield the tiers as they are, and such as leave some cards of each innermost group out, where enough are left.
+
+    Groups of 64 do not fill domains of 72: in rank order every second one lies across two domains. With 8 cards of
+    each left out, none does.
+
+    Args:
+        cards: that are needed.
+    """
+    yield tuple(tiers)
+    node = tiers[0].cards
+    for used in range(node - 1, node // 2, -1):
+        if tiers[-1].cards // node * used < cards:
+            return
+        yield tuple(replace(tier, cards=tier.cards // node * used) for tier in tiers)
+
+
+def best_place(
+    model: ModelShape, ways: Strategies, card: CardModel, software: Software, tiers: Sequence[Tier]
+) -> Placed:
+    """Return the best order of the axes, with as many cards of each innermost group left out as it takes."""
+    found = [best_order(model, ways, card, software, kept) for kept in with_spares(tiers, int(ways.cards))]
+    return min(found, key=lambda placed: (float(f"{placed.time:.9g}"), placed.slow_bytes))
+
+
 def best_order(
     model: ModelShape, ways: Strategies, card: CardModel, software: Software, tiers: Sequence[Tier]
 ) -> Placed:
@@ -143,21 +168,36 @@ def _size(ways: Strategies, axis: str) -> int:
 def _inside(
     tiers: Sequence[Tier], degrees: Mapping[str, int], order: Sequence[str], ways: Strategies, axis: str
 ) -> list[int]:
-    """Return how many members of an axis' group lie in one group of each tier."""
+    """Return how many members of an axis' group lie in one group of each tier, where fewest do."""
 
     def held(name: str, cards: int) -> int:
         stride = math.prod(degrees[inner] for inner in order[: order.index(name)])
-        return min(max(cards // stride, 1), degrees[name])
+        return _fewest(stride, degrees[name], cards)
 
     def members(cards: int) -> int:
         if axis == "data":  # gradients are summed over the context axis, too
             return held("data", cards) * held("context", cards)
         if axis == "expert":  # experts are spread over a stage's cards in their order
             stage = math.prod(held(name, cards) for name in ("tensor", "context", "data"))
+            inner = math.prod(degrees[name] for name in order[: order.index("pipeline")])
+            if inner == degrees["tensor"] * degrees["context"] * degrees["data"]:  # one after the other
+                return _fewest(int(ways.expert_tensor), int(ways.expert), cards)
             return int(np.clip(stage // int(ways.expert_tensor), 1, int(ways.expert)))
         return held(axis, cards)
 
     return [members(tier.cards) for tier in tiers]
+
+
+def _fewest(stride: int, degree: int, cards: int) -> int:
+    """Return how many members of a group lie together in a run of so many cards, at the least.
+
+    Groups and runs both begin at card 0. Where neither size divides the other, some groups lie across two runs, and
+    the smallest part is what the sizes have in common.
+    """
+    whole = stride * degree
+    if cards % whole == 0:
+        return degree
+    return max(math.gcd(whole, cards) // stride, 1)
 
 
 def slow_bytes(
@@ -178,17 +218,27 @@ def slow_bytes(
     stages, inside = int(ways.pipeline), _inside(tiers, degrees, order, ways, "pipeline")[slowest - 1]
     if inside < stages:
         hops = (math.ceil(stages / inside) - 1) * float(ways.interleave) + float(ways.interleave) - 1
-        one = float(ways.tokens * model.width * ways.element / ways.tensor)
-        sent += 2 * one * float(ways.micro_batches) * hops / stages
+        sent += 2 * sent_on(model, ways) / float(ways.interleave) * hops / stages
     experts, inside = int(ways.expert), _inside(tiers, degrees, order, ways, "expert")[slowest - 1]
     if inside < experts:
         groups = experts / inside
         copies = groups * (1 - (1 - 1 / groups) ** float(model.routed))
-        passes = 6 if float(ways.recompute) == FULL or software.redone_experts else 4
-        tokens = float(ways.tokens / ways.tensor * ways.micro_batches)
-        one = tokens * float(model.routed_width) * ways.element * copies * (groups - 1) / groups
-        sent += passes * float(model.mixtures / ways.pipeline) * one
+        sent += exchanged_bytes(model, ways, software) / float(model.routed) * copies * (groups - 1) / groups
     return sent
+
+
+def sent_on(model: ModelShape, ways: Strategies) -> float:
+    """Return the bytes that a card in the middle of a pipeline sends on in a step; as many come back as gradients."""
+    one = float(ways.tokens * model.width * ways.element / ways.tensor)
+    return one * float(ways.micro_batches) * float(ways.interleave)
+
+
+def exchanged_bytes(model: ModelShape, ways: Strategies, software: Software) -> float:
+    """Return the bytes that a card holds for all experts' cards in a step, each visit of a token counted."""
+    passes = 6 if float(ways.recompute) == FULL or software.redone_experts else 4
+    tokens = float(ways.tokens / ways.tensor * ways.micro_batches)
+    visits = tokens * float(model.routed) * float(model.routed_width) * float(ways.element)
+    return passes * float(model.mixtures / ways.pipeline) * visits
 
 
 def ring_bytes(model: ModelShape, ways: Strategies, software: Software) -> dict[str, float]:

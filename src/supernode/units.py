@@ -139,6 +139,15 @@ def show_seconds(seconds: float) -> str:
     return f"{int(seconds // 86_400)} d {int(seconds % 86_400 // 3600)} h"
 
 
+def show_number(value: float) -> str:
+    """Return a number with three digits that count, in full.
+
+    >>> show_number(23_342.0), show_number(1.5), show_number(26_342_000.0)
+    ('23,300', '1.5', '26,300,000')
+    """
+    return f"{float(f'{value:.3g}'):,.10g}"
+
+
 def show_energy(joules: float) -> str:
     """Return an energy for people: joules while it is little, then watt-hours.
 

@@ -63,7 +63,7 @@ def test_what_the_trainer_lacks_is_named() -> None:
 
     named = obstacles(found.space, choice)
     assert {"context parallelism", "ZeRO 1", "full recomputation", "offloading to the host"} <= set(named)
-    with pytest.raises(SpecError, match="no context parallelism"):
+    with pytest.raises(SpecError, match="lacks context parallelism"):
         job_of(found.space, choice, JOB)
 
 

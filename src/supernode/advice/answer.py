@@ -30,8 +30,9 @@ def rows(question: Question, plans: Plans) -> Iterator[tuple[str, str]]:
     )
     yield "searched", f"{found.strategies:,} strategies, of which {found.fitting:,} fit; least {plans.objective} first"
     for place, choice in enumerate(found.best):
-        lines = [words(choice), figures(choice), speed(question, plans, choice), _parts(plans.reasons[place])]
-        lines += [versus(plans, place), sensitivity(plans.reasons[place], most=3), _runs(plans.obstacles[place])]
+        reason = plans.reasons[place]
+        lines = [words(choice), figures(choice), speed(question, plans, choice), _parts(reason), _held(reason)]
+        lines += [versus(plans, place), sensitivity(reason, most=3), _runs(plans.obstacles[place])]
         yield f"plan {place + 1}", "\n".join(lines)
     yield "what binds", f"in plan 1 {plans.reasons[0].binds}; {sensitivity(plans.reasons[0], most=99)}"
     front = found.front
@@ -61,22 +62,38 @@ def versus(plans: Plans, place: int) -> str:
         if len(best) == 1:
             return f"takes the least {objective}"
         more = getattr(best[1], objective) / getattr(best[0], objective) - 1
-        gains = _apart(plans.reasons[0], plans.reasons[1], sign=1)
+        gains = _apart(plans, 1, sign=1)
         return f"wins by {more:.1%} over the next: {gains or 'in no part by much'}"
     choice, first = best[place], best[0]
     more = getattr(choice, objective) / getattr(first, objective) - 1
-    lost = _apart(plans.reasons[0], plans.reasons[place], sign=1) or "no part differs by much"
-    won = _apart(plans.reasons[0], plans.reasons[place], sign=-1)
-    apart = choice.memory - first.memory
-    held = f"; holds {show_bytes(abs(apart))} {'more' if apart > 0 else 'less'}" if abs(apart) > 2**28 else ""
+    lost = _apart(plans, place, sign=1) or "no part differs by much"
+    won = _apart(plans, place, sign=-1)
+    held = ""
+    if objective != "memory" and abs(apart := choice.memory - first.memory) > 2**28:
+        held = f"; holds {show_bytes(abs(apart))} {'more' if apart > 0 else 'less'}"
     return f"loses {more:.1%} of {objective}: {lost}" + (f"; gains {won}" if won else "") + held
 
 
-def _apart(first: Why, other: Why, *, sign: int) -> str:
-    """Return in words in which parts the other takes longer (or, with sign -1, less) than the first."""
+def _apart(plans: Plans, place: int, *, sign: int) -> str:
+    """Return in words in which parts a plan takes more (or, with sign -1, less) than the first."""
+    first, other = plans.reasons[0], plans.reasons[place]
+    if plans.objective == "memory":
+        least = WORTH_SAYING * plans.best.memory
+        named = [(name, show_bytes(nbytes * sign)) for name, nbytes in against(first.held, other.held)
+                 if nbytes * sign > least]  # fmt: skip
+        return ", ".join(f"{shown} {name}" for name, shown in named[:3])
     least = WORTH_SAYING * sum(first.parts.values())
-    named = [(name, seconds * sign) for name, seconds in against(first, other) if seconds * sign > least]
-    return ", ".join(f"{show_seconds(seconds)} {_waits(name)}" for name, seconds in named[:3])
+    waits = [(name, show_seconds(seconds * sign)) for name, seconds in against(first.parts, other.parts)
+             if seconds * sign > least]  # fmt: skip
+    return ", ".join(f"{shown} {_waits(name)}" for name, shown in waits[:3])
+
+
+def _held(reason: Why) -> str:
+    """Return what a card holds, by part."""
+    parts = sorted(reason.held.items(), key=lambda item: -item[1])
+    said = ", ".join(f"{name} {show_bytes(nbytes)}" for name, nbytes in parts if nbytes > 0)
+    away = -reason.held["on the host"]
+    return said + (f", of which {show_bytes(away)} lie with the host" if away else "")
 
 
 def _waits(name: str) -> str:
@@ -98,14 +115,15 @@ def sensitivity(reason: Why, *, most: int) -> str:
 
 
 def _runs(obstacles: tuple[str, ...]) -> str:
-    return f"forecast only: our trainer has no {', no '.join(obstacles)}" if obstacles else "our trainer can run it"
+    return f"forecast only: our trainer lacks {', '.join(obstacles)}" if obstacles else "our trainer can run it"
 
 
 def as_plain(question: Question, plans: Plans) -> dict[str, Any]:
     """Return a search's answer as JSON has it; SI units and bytes."""
     best = [
         {
-            **point(choice), "parts": dict(reason.parts), "saved_by_10_percent": dict(reason.saved),
+            **point(choice), "parts": dict(reason.parts), "held": dict(reason.held),
+            "saved_by_10_percent": dict(reason.saved),
             "binds": reason.binds, "runnable": not obstacles, "obstacles": list(obstacles),
             "tokens_per_second": question.tokens / choice.time, "mfu": utilisation(question, plans, choice),
             "why": versus(plans, place),

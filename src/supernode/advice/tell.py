@@ -9,7 +9,7 @@ from typing import Any
 from supernode.advice.answer import point, utilisation
 from supernode.advice.compare import Comparison, Entry, headroom, verdict
 from supernode.advice.project import Project, Spread
-from supernode.units import show, show_bytes, show_energy, show_seconds
+from supernode.units import show, show_bytes, show_energy, show_number, show_seconds
 
 DAY = 86_400.0
 CAUSES = 5
@@ -33,7 +33,7 @@ def project_rows(project: Project) -> list[tuple[str, str]]:
         ("checkpoints", f"every {show_seconds(project.interval)}, {show_seconds(project.save)} each"),
         ("failures twice as often", days(project.twice_the_failures)
                                     if math.isfinite(project.twice_the_failures) else "it would never be done"),
-        ("card-hours", _told(project.card_hours, number)),
+        ("card-hours", _told(project.card_hours, show_number)),
         ("energy", f"{_told(project.energy, show_energy)}; PUE {project.pue:.2f}"),
         ("cost", _told(project.cost, money) if project.cost else "the hardware has no price"),
         ("carbon", _told(project.carbon, mass)),
@@ -53,26 +53,17 @@ def _restarts(project: Project) -> str:
 
 def days(seconds: float) -> str:
     """Return a duration in days, or shorter units below one."""
-    return f"{number(seconds / DAY)} days" if seconds >= DAY else show_seconds(seconds)
-
-
-def number(value: float) -> str:
-    """Return a number with three digits that count, in full.
-
-    >>> number(23_342.0), number(1.5), number(26_342_000.0)
-    ('23,300', '1.5', '26,300,000')
-    """
-    return f"{float(f'{value:.3g}'):,.10g}"
+    return f"{show_number(seconds / DAY)} days" if seconds >= DAY else show_seconds(seconds)
 
 
 def money(usd: float) -> str:
     """Return an amount of money, in millions where it is much."""
-    return f"{number(usd / 1e6)} million USD" if usd >= 1e6 else f"{number(usd)} USD"
+    return f"{show_number(usd / 1e6)} million USD" if usd >= 1e6 else f"{show_number(usd)} USD"
 
 
 def mass(kg: float) -> str:
     """Return a mass of carbon dioxide, in tonnes where it is much."""
-    return f"{number(kg / 1000)} t CO2" if kg >= 1000 else f"{number(kg)} kg CO2"
+    return f"{show_number(kg / 1000)} t CO2" if kg >= 1000 else f"{show_number(kg)} kg CO2"
 
 
 def _told(spread: Spread, shown: Show) -> str:

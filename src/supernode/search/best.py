@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+
+import numpy as np
 
 from supernode.errors import SpecError
 from supernode.forecast.efficiency import precision_index
 from supernode.forecast.rates import card_of, is_calibrated
+from supernode.forecast.trust import WORDS, calibrated_ranges
 from supernode.hardware.machine import Machine
 from supernode.hardware.power import power
 from supernode.planning.planner import token_kinds
@@ -16,9 +20,9 @@ from supernode.schema.job import JobSpec
 from supernode.search.offload import ACTIVATIONS, OPTIMIZER, WEIGHTS, Room
 from supernode.search.runnable import obstacles, runnable_space
 from supernode.search.search import Bill, Choice, Found, search
-from supernode.search.space import Space, row_table
+from supernode.search.space import Space, divisors, row_table
 from supernode.search.why import Why, why
-from supernode.units import show_bytes, show_energy, show_seconds
+from supernode.units import show_bytes, show_energy, show_number, show_seconds
 from supernode.workload.shape import ModelShape, decoder_shape
 from supernode.workload.strategy import (
     FLOAT32,
@@ -112,7 +116,8 @@ def best_plans(
     return Plans(
         space=space, machine=machine, found=found, objective=objective,
         reasons=tuple(why(space, card, room, bill, choice) for choice in found.best),
-        obstacles=tuple(obstacles(space, choice) for choice in found.best), notes=tuple(_notes(machine, space)),
+        obstacles=tuple(obstacles(space, choice) for choice in found.best),
+        notes=tuple(_notes(machine, space, found.best[0])),
     )  # fmt: skip
 
 
@@ -123,7 +128,7 @@ def _with_work_for_all(space: Space) -> Space:
         SpecError: there is no such number.
     """
     most = max(space.cards)
-    for count in range(most, 0, -1):
+    for count in _counts(space, most):
         fewer = replace(space, cards=(count,))
         if row_table(fewer)["cards"].size:
             return fewer
@@ -133,14 +138,45 @@ def _with_work_for_all(space: Space) -> Space:
     )
 
 
-def _notes(machine: Machine, space: Space) -> Iterator[str]:
+def _counts(space: Space, most: int) -> list[int]:
+    """Return the card counts up to `most` that degrees and data axis can multiply to, largest first."""
+    model = space.model
+    layers = int(model.layers)
+    kinds = [int(n) for n in (model.heads, model.mlp_width, model.mamba_heads) if n > 1] or [1]
+    stages = {d for extra in range(space.spare + 1) for d in divisors(layers + extra) if d <= layers}
+    contexts = [2**power for power in range(space.most_context.bit_length())]
+    products = np.ones(1, dtype=np.int64)
+    for degrees in (divisors(math.gcd(*kinds)), contexts, sorted(stages), divisors(space.batch)):
+        products = np.unique(np.outer(products, np.asarray(degrees, dtype=np.int64)))
+        products = products[products <= most]
+    return [int(count) for count in products[::-1]]
+
+
+def _notes(machine: Machine, space: Space, best: Choice) -> Iterator[str]:
     used = max(space.cards)
     if used < machine.card_count:
         yield f"{machine.card_count - used} of {machine.card_count} cards stay idle: model and batch divide by no more."
     if not is_calibrated(machine.card):
         yield f"no published training run stands behind times on {machine.card.name}; calibrate."
+    yield from _outside(machine, space, best)
     if space.precision == FLOAT32 and "bfloat16" in machine.card.flops and machine.card.kind != "cpu":
         yield "the job is in float32; `precision: bfloat16` would be several times faster here."
+
+
+def _outside(machine: Machine, space: Space, best: Choice) -> Iterator[str]:
+    """Yield where the best plan lies outside of what the card's numbers were fitted on."""
+    ranges = calibrated_ranges().get(card_of(machine).generation)
+    if ranges is None:
+        return
+    asked = {"width": float(space.model.width), "sequence": float(space.sequence)}
+    asked |= {name: best.axes[name] for name in ("cards", "tensor", "pipeline")}
+    strange = [
+        f"{WORDS[name]} {value:,.0f} (fitted: {ranges[name][0]:,.0f} to {ranges[name][1]:,.0f})"
+        for name, value in asked.items()
+        if not ranges[name][0] <= value <= ranges[name][1]
+    ]
+    if strange:
+        yield f"plan 1 is outside of what times on {machine.card.name} were fitted on: {', '.join(strange)}."
 
 
 def _asked(model: JobSpec | ModelShape, batch: int, sequence: int) -> tuple[ModelShape, int, int]:
@@ -197,5 +233,5 @@ def figures(choice: Choice) -> str:
     """Return what a choice comes to, in words."""
     return (
         f"{show_seconds(choice.time)} a step, {show_bytes(int(choice.memory))} a card, "
-        f"{show_energy(choice.energy)}, {choice.cost:.3g} USD"
+        f"{show_energy(choice.energy)}, {show_number(choice.cost)} USD"
     )

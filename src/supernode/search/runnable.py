@@ -54,12 +54,12 @@ def obstacles(space: Space, choice: Choice) -> tuple[str, ...]:
 def _obstacles(space: Space, choice: Choice) -> Iterator[str]:
     axes, model = choice.axes, space.model
     if not is_trainable(model):
-        yield "such model"
+        yield "such models"
     for name in ("context", "expert"):
         if axes[name] > 1:
             yield f"{name} parallelism"
     if axes["tensor"] > model.key_value_heads:
-        yield "more tensor cards than key heads"
+        yield "tensor degrees above the key heads"
     if axes["sequence_parallel"]:
         yield "sequence parallelism"
     if axes["sharding"] not in SHARDINGS:
@@ -67,11 +67,11 @@ def _obstacles(space: Space, choice: Choice) -> Iterator[str]:
     if axes["recompute"]:
         yield "full recomputation" if axes["recompute"] == FULL else "selective recomputation"
     if axes["schedule"] == ZERO_BUBBLE and axes["pipeline"] > 1:
-        yield "the zero-bubble schedule"
+        yield "zero-bubble schedules"
     if axes["offload"]:
         yield "offloading to the host"
     if micro_batches(space, choice) < axes["pipeline"]:
-        yield "fewer micro-batches than stages"
+        yield "steps of fewer micro-batches than stages"
 
 
 def micro_batches(space: Space, choice: Choice) -> int:
@@ -87,7 +87,7 @@ def job_of(space: Space, choice: Choice, job: JobSpec) -> JobSpec:
     """
     if found := obstacles(space, choice):
         raise SpecError(
-            f"our trainer has no {', no '.join(found)}", hint="search with `--runnable` for a plan that it can run."
+            f"our trainer lacks {', '.join(found)}", hint="search with `--runnable` for a plan that it can run."
         )
     axes = {name: int(value) for name, value in choice.axes.items()}
     degrees = Parallelism(

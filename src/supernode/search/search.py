@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,7 +70,8 @@ class Choice:
 
     def software(self, space: Space) -> Software:
         """Return what the trainer has to do."""
-        return replace(space.software, **{name: bool(self.axes[name]) for name in OVERLAPS})
+        overlaps: dict[str, Any] = {name: bool(self.axes[name]) for name in OVERLAPS}
+        return replace(space.software, **overlaps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

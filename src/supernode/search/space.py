@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from itertools import product
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -190,7 +191,8 @@ class Space:
         usual = [bool(getattr(self.software, name)) for name in OVERLAPS]
         varied = [self.overlaps if self.overlaps and m else (u,) for u, m in zip(usual, matters, strict=True)]
         for choice in product(*varied):
-            software = replace(self.software, **dict(zip(OVERLAPS, choice, strict=True)))
+            overlaps: dict[str, Any] = dict(zip(OVERLAPS, choice, strict=True))
+            software = replace(self.software, **overlaps)
             yield Block(rows=rows, ways=ways, offloads=self.offloads, software=software, cards=cards)
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
 from supernode.errors import CapacityError
 from supernode.forecast.efficiency import CardModel
 from supernode.forecast.times import step_parts
-from supernode.search.offload import Room, holding, waiting
+from supernode.search.offload import Room, holding, moved, waiting
 from supernode.search.search import DEGREES, OBJECTIVES, Bill, Choice, winner
 from supernode.search.space import Space, row_table
 
@@ -70,11 +70,13 @@ class Why:
     Attributes:
         parts: seconds of a step: compute (with launches, optimizer and what surrounds a step), and waiting for
             the tensor, context, expert, pipeline and data axes and for the host.
+        held: bytes of the fullest card by part, and what of them lies with the host, negative.
         saved: by resource, the part of the step's time that goes when it is 10% better; for memory, when there is 10%
             more of it and the rest of the strategy may follow at the same degrees.
     """
 
     parts: Mapping[str, float]
+    held: Mapping[str, float]
     saved: Mapping[str, float]
 
     @property
@@ -96,7 +98,8 @@ def why(space: Space, card: CardModel, room: Room, bill: Bill, choice: Choice) -
         name: 1 - sum(time_parts(space, *change(card, room), choice).values()) / now
         for name, change in RESOURCES.items()
     }
-    return Why(parts=parts, saved=saved | {CAPACITY: _with_more_memory(space, card, room, bill, choice, now)})
+    held = held_parts(space, choice)
+    return Why(parts=parts, held=held, saved=saved | {CAPACITY: _with_more_memory(space, card, room, bill, choice)})
 
 
 def time_parts(space: Space, card: CardModel, room: Room, choice: Choice) -> dict[str, float]:
@@ -117,18 +120,28 @@ def time_parts(space: Space, card: CardModel, room: Room, choice: Choice) -> dic
     return {name: float(seconds) for name, seconds in parts.items()}
 
 
-def _with_more_memory(space: Space, card: CardModel, room: Room, bill: Bill, choice: Choice, now: float) -> float:
+def held_parts(space: Space, choice: Choice) -> dict[str, float]:
+    """Return the bytes that a choice's fullest card holds, by part."""
+    held = holding(space.model, choice.ways(space), choice.software(space))
+    parts = {entry.name: float(getattr(held.parts, entry.name)) for entry in fields(held.parts)}
+    return parts | {"on the host": -float(moved(held, int(choice.axes["offload"])))}
+
+
+def _with_more_memory(space: Space, card: CardModel, room: Room, bill: Bill, choice: Choice) -> float:
+    """Return the part of the time that the fastest strategy of the same degrees saves with more memory."""
     table = row_table(space)
-    alike = np.logical_and.reduce([table[name] == choice.axes[name] for name in DEGREES])
-    more = replace(room, memory=room.memory * BETTER)
-    try:
-        best = winner(space, card, more, bill, np.flatnonzero(alike), column=OBJECTIVES["time"], table=table)
-    except CapacityError:
-        return 0.0
-    return max(0.0, 1 - best.time / now)
+    alike = np.flatnonzero(np.logical_and.reduce([table[name] == choice.axes[name] for name in DEGREES]))
+    times = []
+    for memory in (room.memory, room.memory * BETTER):
+        larger = replace(room, memory=memory)
+        try:
+            times.append(winner(space, card, larger, bill, alike, column=OBJECTIVES["time"], table=table).time)
+        except CapacityError:
+            return 0.0
+    return max(0.0, 1 - times[1] / times[0])
 
 
-def against(first: Why, other: Why) -> list[tuple[str, float]]:
-    """Return the seconds by which another strategy's parts differ from the first one's, largest difference first."""
-    apart = [(name, other.parts[name] - seconds) for name, seconds in first.parts.items()]
+def against(first: Mapping[str, float], other: Mapping[str, float]) -> list[tuple[str, float]]:
+    """Return by how much another strategy's parts differ from the first one's, largest difference first."""
+    apart = [(name, other[name] - value) for name, value in first.items()]
     return sorted(apart, key=lambda item: -abs(item[1]))

@@ -95,6 +95,14 @@ class Problem:
         return self.parameters(found.x)
 
 
+def fit(cases: Sequence[Case]) -> dict[str, Efficiency]:
+    """Return the parameters of all generations, fitted to the fitting half of some cases."""
+    fitted: dict[str, Efficiency] = {}
+    for generations in TOGETHER:
+        fitted.update(Problem(generations, cases).solve())
+    return fitted
+
+
 RANGES: dict[str, Callable[[Case], float]] = {
     "cards": lambda case: float(case.ways.cards),
     "width": lambda case: float(case.model.width),
@@ -143,9 +151,7 @@ def main() -> None:
     parser.add_argument("--file", type=Path, default=FILE)
     flags = parser.parse_args()
     cases = load_cases()
-    fitted: dict[str, Efficiency] = {}
-    for generations in TOGETHER:
-        fitted.update(Problem(generations, cases).solve())
+    fitted = fit(cases)
     assert {f.name for f in fields(Efficiency)} == set(PRIORS)
     print(render(fitted, cases))
     report(fitted, cases)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from supernode.errors import SpecError
+from supernode.forecast.efficiency import card_model
 from supernode.validation.case import Case
 from supernode.validation.cases_core import CORE_READERS
 from supernode.validation.cases_fsdp import FSDP_READERS
@@ -14,13 +15,16 @@ from supernode.validation.tables import FOLDER, read
 READERS = MEGATRON_READERS | FSDP_READERS | CORE_READERS
 
 
-def load_cases(folder: Path = FOLDER) -> list[Case]:
+def load_cases(folder: Path = FOLDER, *, salt: str = "") -> list[Case]:
     """Return all rows of all tables that a folder holds.
 
+    Args:
+        salt: of another split than the project's.
+
     Raises:
-        SpecError: a row names a model or card that is not known.
+        SpecError: a row cannot be read.
     """
-    cases, strange = readable_cases(folder)
+    cases, strange = readable_cases(folder, salt=salt)
     if strange:
         raise SpecError(
             f"{len(strange)} rows in {folder} cannot be read: {strange[0]}", hint="see `workload/models.yaml`."
@@ -28,16 +32,29 @@ def load_cases(folder: Path = FOLDER) -> list[Case]:
     return cases
 
 
-def readable_cases(folder: Path) -> tuple[list[Case], list[str]]:
-    """Return the rows that can be read, and why the others cannot."""
+def readable_cases(folder: Path, *, salt: str = "") -> tuple[list[Case], list[str]]:
+    """Return the rows that can be read, and why the others cannot: a missing column, no number, a strange name."""
     cases: list[Case] = []
     strange: list[str] = []
     for table in READERS:
         if not (folder / f"{table}.csv").exists():
             continue
-        for row in read(table, folder):
+        for line, row in enumerate(read(table, folder, salt=salt), start=2):
             try:
-                cases += READERS[table](row)
-            except SpecError as error:
-                strange.append(f"{table}: {error}")
+                found = list(READERS[table](row))
+                for case in found:
+                    _check(case)
+            except KeyError as error:
+                strange.append(f"{table}.csv, line {line}: no column or entry {error}")
+            except (SpecError, ValueError, TypeError, AttributeError, ArithmeticError) as error:
+                strange.append(f"{table}.csv, line {line}: {error}")
+            else:
+                cases += found
     return cases, strange
+
+
+def _check(case: Case) -> None:
+    """Raise SpecError unless a case is of a known card and took some time."""
+    card_model(case.card)
+    if not 0 < case.seconds < float("inf"):
+        raise SpecError(f"a step of {case.seconds} seconds", hint="give what was measured.")

@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from supernode.forecast.efficiency import precision_index
+from supernode.forecast.efficiency import card_model, precision_index
+from supernode.forecast.memory import memory_parts
 from supernode.registry import lookup
 from supernode.validation.case import Case, ways_of
+from supernode.validation.recipes import degree, recipe_of
 from supernode.validation.tables import Row
 from supernode.workload.presets import public_model
 from supernode.workload.shape import ModelShape, gpt_shape
-from supernode.workload.strategy import INTERLEAVED, NO_RECOMPUTE, ONE_F_ONE_B, Software
+from supernode.workload.strategy import INTERLEAVED, NO_RECOMPUTE, ONE_F_ONE_B, PRECISIONS, Software
 
 MEGATRON_CORE = Software(overlaps_tensor=True, gradient_bytes=4)
 
-# The table leaves the parts of some pipelines of Llama 3 70B open; all its others, and the recipes, have five.
-RECIPE_INTERLEAVE = 5.0
+# Megatron-Bridge's benchmarks: gradients travel in 16 bits (scripts/performance/utils/overrides.py,
+# grad_reduce_in_fp32 = False).
+MEGATRON_BRIDGE = replace(MEGATRON_CORE, gradient_bytes=2)
 
 BRIDGE_MODELS = {
     "LLAMA3_8B": "llama3-8b", "LLAMA3_70B": "llama3-70b", "LLAMA3.1_405B": "llama3-405b",
@@ -43,72 +46,45 @@ def bridge_precision(name: str) -> int:
     return precision_index(names.get(first, "float8"))
 
 
-def _degree(text: str) -> float:
-    """Return a parallel degree; `n/a` and nothing mean 1, and what stands in brackets is another recipe's."""
-    first = text.partition(" ")[0]
-    return max(float(first), 1.0) if first.isdigit() else 1.0
+def bridge_software(row: Row, recipe: Row | None) -> Software:
+    """Return what Megatron-Bridge did in a row, after the published recipe; the plain settings where there is none.
 
-
-# v0.5.0 of Megatron-Bridge, in NeMo 26.06, brought fused grouped products and whole-iteration graphs.
-FUSED_SINCE = (26, 6)
-# v0.5.1, in NeMo 26.06.01: "Deepseek-V3 B300 recipe improvement with CuTeDSL fused grouped GEMM ...".
-FUSED_SINCE_IN_BOXES = (26, 6, 1)
-# Known issue of v0.5.1: "GPT-OSS GB200/GB300 MXFP8 regression due to regressed CuTeDSL fused kernels".
-REGRESSED = ("26.06.01", "GPT OSS 120B")
-
-
-def _version(release: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in release.split("."))
-
-
-def bridge_software(row: Row) -> Software:
-    """Return what Megatron-Bridge did in a row, after its release notes and scripts/performance/configs.
-
-    Mixtures: MXFP8 on Blackwell since 26.06 runs fused experts, recorded whole iterations, 8-bit attention and
-    overlapped exchanges (not Nemotron's, whose experts have no gate). GPT-OSS in BF16 and Qwen3 235B on eight-card
-    nodes take the plain all-to-all. Token drop has fixed shapes. Some recipes compute mixtures again.
+    A whole recorded iteration and token drop have fixed shapes, so that the host need not learn how many tokens an
+    expert got.
     """
-    release, model, system = row["release"].split()[0], row["model"].partition(" (")[0], row["system"]
-    software = replace(MEGATRON_CORE, adapters=row["task"].startswith("LoRA"))
-    if not public_model(bridge_model(row["model"])).mixtures:
-        return software
-    is_low = "MX" in row["precision"]
-    is_boxed = system in ("DGX-B200", "DGX-B300", "DGX-H100")
-    since = FUSED_SINCE_IN_BOXES if is_boxed and model == "DeepSeekV3" else FUSED_SINCE
-    is_new = _version(release) >= since and (release, model) != REGRESSED
-    if is_low and is_new and system != "DGX-H100" and not model.startswith("Nemotron"):
-        is_recorded = not (model == "GPT OSS 120B" and is_boxed)
-        return replace(
-            software, fused_experts=True, launches=0.0 if is_recorded else 1.0, syncs=not is_recorded,
-            low_attention=True, overlaps_expert=True,
-        )  # fmt: skip
-    is_plain = (model == "GPT OSS 120B" and not is_low) or (model == "Qwen3_235B_a22B" and is_boxed)
-    is_redone = model == "Nemotron_3_Nano" and "H100" in system
-    is_redone |= model == "Nemotron_3_Super" and system in ("DGX-GB200", "DGX-B200") and row["precision"] != "NVFP4"
+    software = replace(MEGATRON_BRIDGE, adapters=row["task"].startswith("LoRA"))
+    has_drop = "tokendrop" in row["model"]
+    if recipe is None:
+        return replace(software, syncs=not has_drop)
+    graphs = recipe["graphs"].split()
+    is_whole = "full_iteration" in graphs
     return replace(
-        software, fused_dispatch=not is_plain, syncs="tokendrop" not in row["model"], redone_experts=is_redone,
-        launches=0.0 if "tokendrop" in row["model"] else 1.0 if system in ("DGX-B200", "DGX-H100") else 0.5,
+        software, launches=0.0 if is_whole else 1.0, records_attention="attn" in graphs, records_mlp="mlp" in graphs,
+        records_router="moe_preprocess" in graphs, records_mamba="mamba" in graphs, syncs=not (is_whole or has_drop),
+        fused_dispatch=recipe["dispatcher"] != "", fused_experts=recipe["fused_experts"] == "1",
+        overlaps_expert=recipe["overlap"] == "1", low_attention=recipe["low_attention"] == "1",
+        redone_experts="moe" in recipe["recompute"].split(),
     )  # fmt: skip
 
 
 def bridge(row: Row) -> Iterable[Case]:
     """Read a row of Megatron-Bridge's performance summary."""
-    tensor, pipeline, context = _degree(row["tp"]), _degree(row["pp"]), _degree(row["cp"])
+    tensor, pipeline, context = degree(row["tp"]), degree(row["pp"]), degree(row["cp"])
     gpus, batch, sequence = float(row["gpus"]), float(row["global_batch"]), float(row["seq"])
-    interleave = _degree(row["vp"])
-    if row["vp"].strip() == "n/a" and row["model"] == "LLAMA3_70B":
-        interleave = RECIPE_INTERLEAVE
+    name, card = bridge_model(row["model"]), row["system"].removeprefix("DGX-")
+    precision = bridge_precision(row["precision"])
+    recipe = recipe_of(row, model=name.removesuffix("-mtp"), card=card, precision=PRECISIONS[precision])
+    is_open = row["vp"].strip() == "n/a" and recipe is not None and degree(recipe["pp"]) == pipeline
+    interleave = degree(recipe["vp"] if is_open and recipe else row["vp"])
     ways = ways_of(
-        tensor=tensor, pipeline=pipeline, context=context, expert=_degree(row["ep"]),
+        tensor=tensor, pipeline=pipeline, context=context, expert=degree(row["ep"]),
         data=gpus / tensor / pipeline / context, interleave=interleave if pipeline > 1 else 1,
         micro_batch=float(row["micro_batch"]), batch=batch, sequence=sequence,
-        sharding=3 if _degree(row["fsdp"]) > 1 else 1, recompute=NO_RECOMPUTE, sequence_parallel=1,
-        schedule=INTERLEAVED if interleave > 1 else ONE_F_ONE_B, precision=bridge_precision(row["precision"]),
+        sharding=3 if degree(row["fsdp"]) > 1 else 1, recompute=NO_RECOMPUTE, sequence_parallel=1,
+        schedule=INTERLEAVED if interleave > 1 and pipeline > 1 else ONE_F_ONE_B, precision=precision,
     )  # fmt: skip
     yield Case(
-        table="bridge", card=row["system"].removeprefix("DGX-"),
-        software=bridge_software(row),
-        model=public_model(bridge_model(row["model"])), ways=ways,
+        table="bridge", card=card, software=bridge_software(row, recipe), model=public_model(name), ways=ways,
         seconds=batch * sequence / gpus / float(row["tokens_per_s_per_gpu"]), fitting=row["fitting"] == "1",
         label=f"{row['release'].split()[0]} {row['task'][:4]} {row['model']} {row['system']}×{row['gpus']} "
               f"{row['precision']} b{row['global_batch']} m{row['micro_batch']} t{row['tp']} p{row['pp']} c{row['cp']} "
@@ -158,25 +134,31 @@ def long_sequence(row: Row) -> Iterable[Case]:
     )  # fmt: skip
 
 
+# What is left of a card's memory for weights, optimizer and activations, beside libraries and allocator.
+USABLE = 0.92
+
+
 def h100_weak_scaling(row: Row) -> Iterable[Case]:
     """Read a row of Megatron-LM's weak scaling on H100: BF16, everything overlapped, as its README says.
 
     It leaves micro-batch and interleaving open. Pipelines overlap transfers only where they are interleaved, so parts
-    of one layer and micro-batches of one are taken; without a pipeline, one micro-batch.
+    of one layer are taken; and the largest micro-batch that fits, of which there are as many as stages.
     """
     layers, width, sequence = float(row["layers"]), float(row["hidden"]), float(row["seq"])
     vocabulary, pipeline = float(row["vocab"]), float(row["pp"])
     model = gpt_shape(
         layers=layers, width=width, heads=float(row["attention_heads"]), vocabulary=vocabulary, positions=sequence
     )
-    gpus, batch = float(row["gpus"]), float(row["global_batch"])
-    ways = ways_of(
-        tensor=float(row["tp"]), pipeline=pipeline, data=float(row["dp"]), batch=batch, sequence=sequence, sharding=1,
-        micro_batch=1 if pipeline > 1 else batch / float(row["dp"]),
-        interleave=layers / pipeline if pipeline > 1 else 1,
-        schedule=INTERLEAVED if pipeline > 1 else ONE_F_ONE_B,
-        sequence_parallel=1, precision=1,
-    )  # fmt: skip
+    gpus, batch, copies = float(row["gpus"]), float(row["global_batch"]), float(row["dp"])
+    for micro_batch in (8, 4, 2, 1):
+        ways = ways_of(
+            tensor=float(row["tp"]), pipeline=pipeline, data=copies, batch=batch, sequence=sequence, sharding=1,
+            micro_batch=micro_batch, interleave=layers / pipeline if pipeline > 1 else 1,
+            schedule=INTERLEAVED if pipeline > 1 else ONE_F_ONE_B, sequence_parallel=1, precision=1,
+        )  # fmt: skip
+        held = float(memory_parts(model, ways, MEGATRON_CORE).total)
+        if ways.micro_batches >= pipeline and held < USABLE * card_model("H100").memory:
+            break
     flops = 72 * layers * width**2 * (1 + sequence / (6 * width) + vocabulary / (12 * layers * width))
     yield Case(
         table="h100_weak", card="H100", software=MEGATRON_CORE, model=model, ways=ways,

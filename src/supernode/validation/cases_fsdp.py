@@ -20,14 +20,15 @@ FOUNDRY = Software(fused=False, gradient_bytes=2, early_stop=True)
 # On Hopper, FlashAttention-3 and cuDNN are 1.5 to 2 times as fast forward and 1.5 to 1.75 times backward as kernels
 # written for Ampere, such as FlashAttention-2 (Shah et al., arXiv:2407.08608, abstract and section 4).
 AMPERE_KERNEL = 0.6
-# FSDP2 copies gathered weights into their tensors, forward and backward (2 + 2 bytes each), and gradients into a float32
-# buffer (2 + 4): torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py, foreach_all_gather_copy_out, foreach_reduce.
+# FSDP2 copies gathered weights into their tensors, forward and backward (2 + 2 bytes each), and gradients into a
+# float32 buffer (2 + 4): torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py, foreach_all_gather_copy_out and
+# foreach_reduce.
 FSDP2_COPIES = 14.0
 # torchtitan: eager, compiled, and compiled with asynchronous tensor parallelism; gradients travel in float32. Its
 # selective checkpointing keeps the result of every second product (torchtitan/parallelisms/parallelize_llama.py).
-EAGER = Software(fused=False, shard_bytes=FSDP2_COPIES, attention=AMPERE_KERNEL, early_stop=True, selective=0.5)
 COMPILED = Software(shard_bytes=FSDP2_COPIES, attention=AMPERE_KERNEL, early_stop=True, selective=0.5)
-ASYNC = Software(overlaps_tensor=True, shard_bytes=FSDP2_COPIES, attention=AMPERE_KERNEL, early_stop=True, selective=0.5)
+EAGER = replace(COMPILED, fused=False)
+ASYNC = replace(COMPILED, overlaps_tensor=True)
 
 
 class Mpt(NamedTuple):

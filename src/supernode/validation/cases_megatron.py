@@ -21,8 +21,8 @@ MEGATRON_2022 = replace(MEGATRON_2021, accumulate_bytes=0)
 # cards carries. Inferred from the fitting rows of ZeRO-3 alone, whose waiting it explains, and taken for DeepSpeed's
 # pipeline as it is; no mechanism is published.
 DEEPSPEED_RAILS = 1 / 8
-# DeepSpeed's ZeRO-3 of 2021 prefetches weights, but waits for all that went before ahead of each gather, so for the sums
-# of gradients (@ab5534fc4, runtime/zero/partition_parameters.py, _allgather_param: torch.cuda.synchronize).
+# DeepSpeed's ZeRO-3 of 2021 prefetches weights, but waits for all that went before ahead of each gather, so for the
+# sums of gradients (@ab5534fc4, runtime/zero/partition_parameters.py, _allgather_param: torch.cuda.synchronize).
 ZERO3_2021 = replace(MEGATRON_2021, overlaps_data=True, overlaps_sums=False, rails=DEEPSPEED_RAILS)
 # DeepSpeed's pipeline of 2021 (github.com/microsoft/DeepSpeed @ed3de0c21, runtime/pipe). engine.py: activations go to
 # the next stage cut over the tensor axis (is_pipe_partitioned), gradients back whole (is_grad_partitioned is False up

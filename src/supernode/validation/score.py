@@ -102,14 +102,17 @@ def null_forecast(work: Numbers, seconds: Numbers) -> Numbers:
     return np.asarray(work / best)
 
 
-def score_tables(cases: Sequence[Case] | None = None) -> dict[str, TableScore]:
+def score_tables(
+    cases: Sequence[Case] | None = None, parameters: Mapping[str, Efficiency] | None = None
+) -> dict[str, TableScore]:
     """Return the scores of all tables.
 
     Args:
         cases: in place of the shipped tables'.
+        parameters: by generation, in place of the file's.
     """
     forecaster = Forecaster(load_cases() if cases is None else cases)
-    forecast, work, seconds = forecaster.forecast(), forecaster.work(), forecaster.seconds
+    forecast, work, seconds = forecaster.forecast(parameters), forecaster.work(), forecaster.seconds
     tables = np.array([case.table for case in forecaster.cases])
     fitting = np.array([case.fitting for case in forecaster.cases])
     return {

@@ -42,25 +42,29 @@ IDENTITY: dict[str, tuple[str, ...]] = {
 Row = dict[str, str]
 
 
-def read(table: str, folder: Path = FOLDER) -> list[Row]:
+def read(table: str, folder: Path = FOLDER, *, salt: str = "") -> list[Row]:
     """Return the rows of a table, each with the column `fitting` (1 or 0) added.
 
     The split is the shipped table's: of another folder, only rows that are in the shipped one can be fitting rows.
+
+    Args:
+        salt: of another split than the project's own.
 
     Raises:
         SpecError: there is no such table.
     """
     if table not in IDENTITY or not (folder / f"{table}.csv").exists():
         raise SpecError(f"no table {table!r} in {folder}", hint=f"the tables are {', '.join(IDENTITY)}.")
-    fitting = fitting_keys(table, (_key(table, row) for row in _rows(FOLDER / f"{table}.csv")))
-    rows = _rows(folder / f"{table}.csv")
+    fitting = fitting_keys(table, (_key(table, row) for row in rows_of(FOLDER / f"{table}.csv")), salt=salt)
+    rows = rows_of(folder / f"{table}.csv")
     return [row | {"fitting": str(int(_key(table, row) in fitting))} for row in rows]
 
 
 def _key(table: str, row: Row) -> Key:
-    return tuple(row[column].strip() for column in IDENTITY[table])
+    return tuple((row.get(column) or "").strip() for column in IDENTITY[table])
 
 
-def _rows(file: Path) -> list[Row]:
-    with file.open(newline="", encoding="utf-8") as lines:
+def rows_of(file: Path) -> list[Row]:
+    """Return the rows of a file as they stand."""
+    with file.open(newline="", encoding="utf-8-sig") as lines:
         return list(csv.DictReader(lines))

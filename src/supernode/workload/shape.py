@@ -57,6 +57,7 @@ class ModelShape:
         experts: routed experts of a mixture.
         routed: experts that each token visits.
         expert_width: hidden width of a routed expert.
+        biased: 1 if the experts' last products have biases, which tokens weigh as they weigh the expert.
         shared_width: hidden width of the shared experts together; 0 for none.
         latent: width to which tokens are projected before they are routed; 0 means `width`.
         mambas: Mamba-2 sublayers.
@@ -89,6 +90,7 @@ class ModelShape:
     experts: Numbers = field(default_factory=_zero)
     routed: Numbers = field(default_factory=_zero)
     expert_width: Numbers = field(default_factory=_zero)
+    biased: Numbers = field(default_factory=_zero)
     shared_width: Numbers = field(default_factory=_zero)
     latent: Numbers = field(default_factory=_zero)
     mambas: Numbers = field(default_factory=_zero)

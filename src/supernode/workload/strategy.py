@@ -127,6 +127,7 @@ class Software:
         overlaps_pipeline: activations travel between stages while others are computed.
         serial_transfers: an activation and a gradient travel between two stages one after the other, not both at once.
         whole_gradients: between stages, each card of the tensor axis sends the whole gradient, not its part.
+        whole_messages: likewise the whole activation, so that nothing is gathered where it arrives.
         overlaps_expert: tokens travel to experts and back while another micro-batch is computed.
         gradient_bytes: of one gradient on its way; less where a compressor is at work.
         rails: part of a node's network cards that gathering sharded weights uses.
@@ -137,6 +138,10 @@ class Software:
         adapters: only low-rank adapters are trained, so that weights have no gradients.
         update_bytes: that the optimizer reads and writes for each weight it owns.
         launches: part of the launches that the host makes one by one; the rest are in recorded graphs.
+        records_attention: an attention's launches are in a recorded graph.
+        records_mlp: likewise a dense feed-forward sublayer's.
+        records_router: likewise a mixture's up to its experts.
+        records_mamba: likewise a Mamba-2 sublayer's.
         syncs: the host must learn how many tokens each expert got before it can go on.
         fused_dispatch: tokens are permuted while they are sent (DeepEP, HybridEP), not in passes of their own.
         fused_experts: experts' products, activation and casts are one kernel.
@@ -163,6 +168,7 @@ class Software:
     overlaps_pipeline: bool = True
     serial_transfers: bool = False
     whole_gradients: bool = False
+    whole_messages: bool = False
     overlaps_expert: bool = False
     gradient_bytes: float = 4
     rails: float = 1.0
@@ -171,6 +177,10 @@ class Software:
     adapters: bool = False
     update_bytes: float = 34.0
     launches: float = 1.0
+    records_attention: bool = False
+    records_mlp: bool = False
+    records_router: bool = False
+    records_mamba: bool = False
     syncs: bool = True
     fused_dispatch: bool = True
     fused_experts: bool = False

@@ -9,8 +9,9 @@ import numpy as np
 from supernode.workload.shape import ModelShape, Numbers
 from supernode.workload.strategy import Software, Strategies
 
-# Router, dispatch, combine, shared experts, norm and residual.
+# Router, dispatch, combine, shared experts, norm and residual; of these, norm, router and what prepares the dispatch.
 MIXTURE_KERNELS = 60.0
+ROUTER_KERNELS = 30.0
 # Flash kernels work on blocks of so many keys; a window that ends inside a block takes the whole block.
 SCORE_BLOCK = 128.0
 
@@ -30,6 +31,7 @@ class Demand:
         scores: FLOPs of the attention's core.
         traffic: bytes of everything that memory binds.
         kernels: launches.
+        recorded: of these, in recorded graphs.
         exponentials: of the attention's core, one for each pair of query and key that see each other.
         syncs: times that the card waits for the host.
         redone: computed again in the backward, whatever the strategy says.
@@ -45,6 +47,7 @@ class Demand:
     kernels: Numbers | float
     score_traffic: Numbers
     exponentials: Numbers = field(default_factory=_zero)
+    recorded: Numbers | float = 0.0
     syncs: float = 0.0
     redone: bool = False
     last: Numbers = field(default_factory=_zero)
@@ -92,6 +95,7 @@ def attention_demand(model: ModelShape, ways: Strategies, software: Software) ->
     return Demand(
         products=products, operands=operands, inputs=inputs, scores=scores, traffic=traffic,
         kernels=24.0 if software.flash else 30.0, score_traffic=score_traffic, exponentials=exponentials,
+        recorded=24.0 if software.records_attention else 0.0,
     )  # fmt: skip
 
 
@@ -123,7 +127,7 @@ def mlp_demand(model: ModelShape, ways: Strategies, software: Software) -> Deman
     none = np.zeros(())
     return Demand(
         products=products, operands=operands, inputs=inputs, scores=none, traffic=traffic, kernels=16.0,
-        score_traffic=none, last=1 / (2 + model.gated),
+        score_traffic=none, last=1 / (2 + model.gated), recorded=16.0 if software.records_mlp else 0.0,
     )  # fmt: skip
 
 
@@ -151,6 +155,10 @@ def mixture_demand(model: ModelShape, ways: Strategies, software: Software) -> D
     passes = 4 if software.fused_dispatch else 8
     permuted = visits / ways.expert_tensor * routed_width * passes * ways.element
     hidden_passes = 1.0 if software.fused_experts else 2 + model.gated
+    # Experts' biases are weighed, added and put together again in passes of their own, with three launches an expert
+    # (Megatron-LM, core/transformer/moe/experts.py, _apply_bias), unless experts are one kernel.
+    biased = model.biased * (0.0 if software.fused_experts else 1.0)
+    permuted = permuted + biased * visits / ways.expert_tensor * routed_width * 6 * ways.element
     active = (visits * hidden * hidden_passes + tokens * shared * (2 + model.gated)) * ways.element
     router = own * (model.experts * 16 + model.width * ways.element)
     none = np.zeros(())
@@ -159,8 +167,9 @@ def mixture_demand(model: ModelShape, ways: Strategies, software: Software) -> D
     return Demand(
         products=products, operands=operands, inputs=around[2] if software.fused_experts else inputs, scores=none,
         traffic=permuted + active + router + _residual_traffic(model, ways, software),
-        kernels=MIXTURE_KERNELS + each * local,
+        kernels=MIXTURE_KERNELS + (each + 3 * biased) * local,
         score_traffic=none, syncs=1.0 if software.syncs else 0.0, redone=software.redone_experts,
+        recorded=ROUTER_KERNELS if software.records_router else 0.0,
     )  # fmt: skip
 
 
@@ -176,7 +185,7 @@ def mamba_demand(model: ModelShape, ways: Strategies, software: Software) -> Dem
     traffic = tokens * (inner * 14 + mixed * 4) * ways.element + _residual_traffic(model, ways, software)
     return Demand(
         products=products, operands=operands, inputs=inputs, scores=scan, traffic=traffic, kernels=36.0,
-        score_traffic=np.zeros(()),
+        score_traffic=np.zeros(()), recorded=36.0 if software.records_mamba else 0.0,
     )  # fmt: skip
 
 

@@ -1,43 +1,27 @@
 """How far off is the forecast of a whole project? Published runs from start to end, ours beside a single FLOP rate.
 
-Each row of `validation/whole_runs.csv` says what was run and which of its facts were read where. Rows with a published
-layout are forecast with it; the others with the best plan that the search finds, so that what people did worse than
-that shows as our error. One number is fitted to half of the rows (`--fit`): how much longer a whole project takes than
-its steps, failures and checkpoints; the others are reported apart. Rows of the kind `ideal` are published as tokens
-over a rate, so that steps alone are compared with them. Nothing belongs to a row, a model or a card.
+Each row of `whole_runs.csv` (in `supernode/validation/tables`) says what was run and which of its facts were read where.
+Rows with a published layout are forecast with it; the others with the best plan that the search finds, so that what
+people did worse than that shows as our error. One number is fitted to half of the rows (`--fit`): how much longer a
+whole project takes than its steps, failures and checkpoints; the others are reported apart. Rows of the kind `ideal`
+are published as tokens over a rate, so that steps alone are compared with them. Nothing belongs to a row, a model or a
+card.
 """
 
 from __future__ import annotations
 
-import csv
 import json
 import statistics
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import harness
-from supernode.advice.pace import Pace, pace_from
 from supernode.advice.project import FILE, Project, Terms, forecast, whole_runs
-from supernode.advice.question import Question, search
-from supernode.forecast.efficiency import precision_index
+from supernode.advice.published import Row, machine_of, pace_of, published_rows, published_seconds, question_of
 from supernode.forecast.rates import card_of
-from supernode.hardware import load
-from supernode.hardware.assemble import build_machine
-from supernode.hardware.machine import Machine, Tier
-from supernode.search.best import bill_of
-from supernode.search.exhaustive import alone
-from supernode.search.offload import Room
-from supernode.search.space import Space
 from supernode.validation.split import fitting_keys
-from supernode.workload.presets import public_model
-from supernode.workload.shape import make_shape
-from supernode.workload.strategy import INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE, Software
 
-TABLE = Path(__file__).parent / "validation" / "whole_runs.csv"
-SCHEDULES = {"1f1b": ONE_F_ONE_B, "interleaved": INTERLEAVED, "zero-bubble": ZERO_BUBBLE}
 DAY = 86_400.0
 # Rows of the usual collection that no whole run can be read from.
 UNUSABLE = {
@@ -46,65 +30,6 @@ UNUSABLE = {
     "MT-NLG 530B": "single steps, likewise; how long the whole run took is not published",
     "Llama 3.1 8B and 70B": "neither cards nor batch are published; the hours would mean 14% and 25% of the peak",
 }
-
-Row = dict[str, str]
-
-
-def question_of(row: Row) -> Question:
-    """Return what a row's step asks."""
-    if row["shape"]:
-        model = public_model(row["shape"])
-    else:
-        layers, width, heads = (float(row[name]) for name in ("layers", "width", "heads"))
-        model = make_shape(
-            width=width, vocabulary=float(row["vocabulary"]), tied=float(row["tied"]),
-            positions=float(row["positions"]), attentions=layers, heads=heads, key_value_heads=float(row["kv_heads"]),
-            head_width=width / heads, mlps=layers, mlp_width=float(row["mlp_width"]), gated=float(row["gated"]),
-        )  # fmt: skip
-    return Question(
-        name=row["model"], model=model, batch=int(row["batch"]), sequence=int(row["sequence"]),
-        precision=row["precision"],
-    )  # fmt: skip
-
-
-def machine_of(row: Row) -> Machine:
-    """Return a row's machine: nodes of eight with so many bits per second between them."""
-    card = load.card("H100" if row["card"] == "H800" else row["card"].replace("A100-40", "A100-80"))
-    if row["card"] == "A100-40":
-        card = replace(card, name="A100-40", memory=40 * 10**9, memory_bandwidth=1555e9)
-    if row["card"] == "H800":  # an H100 with NVLink cut to 400 GB/s in both directions (arXiv:2412.19437, section 3)
-        card = replace(card, scale_up_bandwidth=200e9)
-    cards = int(row["cards"])
-    machine = build_machine(cards, "Hybrid", card=card)
-    outside = float(row["node_gbit"]) * 1e9 / 8 / machine.node_cards
-    whole = replace(machine.tiers[-1], cards=cards, bandwidth=outside)
-    node = Tier(name="node", cards=8, bandwidth=card.scale_up_bandwidth, latency=card.scale_up_latency)
-    return replace(machine, tiers=(node, whole))
-
-
-def pace_of(row: Row, question: Question, machine: Machine) -> Pace:
-    """Return how fast the row's layout goes, or the best one where none is published."""
-    if not row["data"]:
-        return pace_from(search(question, machine, top=1).best)
-    names = ("tensor", "pipeline", "data", "micro_batch", "interleave", "sharding", "recompute", "sequence_parallel",
-             "expert")  # fmt: skip
-    axes = {name: float(row[name]) for name in names} | {
-        "cards": float(row["cards"]), "context": 1.0, "offload": 0.0, "schedule": float(SCHEDULES[row["schedule"]]),
-        "overlaps_tensor": 0.0, "overlaps_data": 1.0, "overlaps_pipeline": 1.0,
-    }  # fmt: skip
-    software = Software(flash=row["flash"] == "1", overlaps_expert=row["schedule"] == "zero-bubble")
-    space = Space(
-        model=question.model, cards=(int(row["cards"]),), batch=question.batch, sequence=question.sequence,
-        precision=precision_index(question.precision), software=software,
-    )  # fmt: skip
-    choice = alone(space, card_of(machine), Room(memory=float("inf")), bill_of(machine), axes)
-    assert choice is not None  # everything fits into infinity
-    return pace_from(choice)
-
-
-def published_days(row: Row) -> float:
-    """Return how long a row's run took."""
-    return float(row["days"] or float(row["gpu_hours"] or 0) / float(row["cards"]) / 24)
 
 
 def fit(rows: list[Row], keys: frozenset[tuple[str, ...]]) -> None:
@@ -115,12 +40,12 @@ def fit(rows: list[Row], keys: frozenset[tuple[str, ...]]) -> None:
             question, machine = question_of(row), machine_of(row)
             terms = Terms(tokens=float(row["tokens"]), overhead=1.0)
             project = forecast(question, machine, terms, pace=pace_of(row, question, machine))
-            ratios.append(published_days(row) / _days(row, project)[0])
+            ratios.append(published_seconds(row) / DAY / _days(row, project)[0])
     overhead = statistics.median(ratios)
     apart = statistics.fmean(np.log(np.asarray(ratios) / overhead) ** 2) ** 0.5
     FILE.write_text(
         "# Written by `python benchmarks/project_forecast.py --fit`, from published runs whose sources are in\n"
-        f"# benchmarks/validation/whole_runs.csv; fitted to {len(ratios)} of {len(rows)} rows.\n"
+        f"# validation/tables/whole_runs.csv; fitted to {len(ratios)} of {len(rows)} rows.\n"
         f"overhead: {overhead:.3f}\ndeviation: {apart:.3f}\n",
         encoding="utf-8",
     )
@@ -132,7 +57,7 @@ def scored(row: Row) -> dict[str, Any]:
     project = forecast(
         question, machine, Terms(tokens=float(row["tokens"])), pace=pace_of(row, question, machine)
     )  # fmt: skip
-    published = published_days(row)
+    published = published_seconds(row) / DAY
     middle, low, high = _days(row, project)
     peak = card_of(machine).peaks[1]
     return {
@@ -142,7 +67,8 @@ def scored(row: Row) -> dict[str, Any]:
         "layout": "published" if row["data"] else "found", "cards_known": row["cards_known"] == "1",
         "plan": project.pace.words, "mfu_published": question.flops * project.steps / (
             published * DAY * project.pace.cards * peak), "goodput": round(project.goodput.middle, 4),
-        "kwh": round(project.energy.middle / 3.6e6), "read": row["read"], "assumed": row["assumed"],
+        "kwh": round(project.energy.middle / 3.6e6),
+        "published_kwh": float(row["kwh"]) if row["kwh"] else None, "read": row["read"], "assumed": row["assumed"],
         "source": row["source"],
     }  # fmt: skip
 
@@ -174,8 +100,7 @@ def main() -> None:
     flags = harness.parser(__doc__)
     flags.add_argument("--fit", action="store_true", help="fit the one number anew, and write it")
     asked = flags.parse_args()
-    with TABLE.open(newline="", encoding="utf-8") as lines:
-        read = list(csv.DictReader(lines))
+    read = published_rows()
     keys = fitting_keys("whole_runs", ((row["model"],) for row in read if row["kind"] != "ideal"))
     if asked.fit:
         fit(read, keys)

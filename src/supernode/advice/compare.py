@@ -12,6 +12,7 @@ from supernode.advice.question import Question, search
 from supernode.errors import CapacityError, SpecError
 from supernode.forecast.rates import card_of
 from supernode.hardware.assemble import predefined
+from supernode.hardware.discover import discover
 from supernode.hardware.machine import Machine
 from supernode.registry import lookup
 from supernode.search.best import Plans, room_of
@@ -156,7 +157,7 @@ def _overlap(winner: Entry, second: Entry) -> str:
 
 
 def named(text: str) -> tuple[Machine, ...]:
-    """Return machines from their names, with commas between.
+    """Return machines from their names, with commas between; `local` is this computer.
 
     Raises:
         SpecError: no name, one twice, or an unknown one.
@@ -164,4 +165,4 @@ def named(text: str) -> tuple[Machine, ...]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     if twice := next((name for name in names if names.count(name) > 1), ""):
         raise SpecError(f"`{twice}` is named twice", hint="name each machine once.")
-    return tuple(predefined(name) for name in names)
+    return tuple(discover() if name == "local" else predefined(name) for name in names)

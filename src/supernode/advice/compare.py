@@ -138,7 +138,7 @@ def _differences(question: Question, winner: Entry, second: Entry) -> list[str]:
     said.append(f"a step of {show_seconds(ours.seconds)} against {show_seconds(theirs.seconds)}, of which waiting "
                 f"{waits[0]} against {waits[1]}")  # fmt: skip
     binds = [entry.plans.reasons[0].binds for entry in (winner, second) if entry.plans]
-    said.append(f"{binds[0]} binds" + (f" against {binds[1]}" if binds[0] != binds[1] else " both"))
+    said.append(f"what binds is {binds[0]}" + (f" against {binds[1]}" if binds[0] != binds[1] else " on both"))
     overlap = _overlap(winner, second)
     return said + ([overlap] if overlap else [])
 

@@ -101,7 +101,7 @@ def plan(
 def compare(
     file: Asked = None,
     machines: Annotated[
-        str, typer.Option("--machines", help="Names with commas between: supernode-512,1024xH100,512xB200/3D_Torus,local.")
+        str, typer.Option("--machines", help="Names with commas: supernode-512,1024xH100,512xB200/3D_Torus,local.")
     ] = "",
     model: Model = "", batch: Batch = None, sequence: Sequence = None, precision: Precision = "",
     objective: Objective = "time", runnable: Runnable = False, tokens: Tokens = "", steps: Steps = None,

@@ -1,11 +1,11 @@
 """How far off is the forecast of a whole project? Published runs from start to end, ours beside a single FLOP rate.
 
-Each row of `whole_runs.csv` (in `supernode/validation/tables`) says what was run and which of its facts were read
-where. Rows with a published layout are forecast with it; the others with the best plan that the search finds, so that what
+Each row of `whole_runs.csv` (in `supernode/validation/tables`) says what was run, and which of its facts were read.
+Rows with a published layout are forecast with it; the others with the best plan that the search finds, so that what
 people did worse than that shows as our error. One number is fitted to half of the rows (`--fit`): how much longer a
 whole project takes than its steps, failures and checkpoints; the others are reported apart. Rows of the kind `ideal`
-are published as tokens over a rate, so that steps alone are compared with them. Nothing belongs to a row, a model or a
-card.
+are published as tokens over a rate, so that steps alone are compared with them. Nothing belongs to a row, a model or
+a card.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Optional
 
 import typer
 
-from supernode.cli.flags import Card, Cards, Cooling, Interconnect, Json, Mtbf, Named, Set, node, overrides_of
+from supernode.cli.flags import Card, Cards, Cooling, Interconnect, Json, Named, Set, node, overrides_of
 from supernode.errors import SpecError
 
 Asked = Annotated[Optional[Path], typer.Argument(metavar="FILE", help="Job file (YAML).", show_default=False)]  # noqa: UP045
@@ -30,6 +30,10 @@ Tokens = Annotated[str, typer.Option("--tokens", help="Tokens to train on, such 
 Steps = Annotated[
     Optional[int],  # noqa: UP045
     typer.Option("--steps", help="Steps to train instead; by default the job's.", show_default=False),
+]
+Mtbf = Annotated[
+    str,
+    typer.Option("--mtbf", help="Mean time between failures of one card, such as 5000h; by default as Llama 3 met."),
 ]
 Save = Annotated[str, typer.Option("--save", help="Time that a checkpoint stops training, such as 30s.")]
 Restart = Annotated[str, typer.Option("--restart", help="Time from a failure until work goes on, such as 10min.")]
@@ -101,7 +105,7 @@ def plan(
 def compare(
     file: Asked = None,
     machines: Annotated[
-        str, typer.Option("--machines", help="Names with commas: supernode-512,1024xH100,512xB200/3D_Torus,local.")
+        str, typer.Option("--machines", help="Names with commas: supernode-512,512xH100,local.")
     ] = "",
     model: Model = "", batch: Batch = None, sequence: Sequence = None, precision: Precision = "",
     objective: Objective = "time", runnable: Runnable = False, tokens: Tokens = "", steps: Steps = None,

@@ -41,7 +41,8 @@ Interconnect = Annotated[
     str, typer.Option("--interconnect", help="How cards are joined; by default 3D_Ring.", show_default=False)
 ]
 Named = Annotated[
-    str, typer.Option("--machine", help="A whole machine by name, such as supernode-512; then no other part is named.")
+    str,
+    typer.Option("--machine", help="A machine by name, such as supernode-512 or 64xH100; then no other part is named."),
 ]
 Cooling = Annotated[str, typer.Option("--cooling", help="`liquid` or `air`; by default `liquid`.", show_default=False)]
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from supernode.errors import CapacityError, SpecError
+from supernode.simulation import completion
 from supernode.simulation.completion import Rhythm, causes, draw_lives, expected_seconds
 from supernode.simulation.goodput import DAY, LLAMA_RATE, Faults, checkpoint_interval, goodput
 
@@ -56,6 +57,19 @@ def test_no_other_interval_is_faster(times: float) -> None:
     other = Rhythm(mtbf=10_800, save=60, restart=600, interval=best.between * times)
 
     assert expected_seconds(50 * DAY, best) < expected_seconds(50 * DAY, other)
+
+
+def test_very_many_failures_are_summed_by_their_normal_law() -> None:
+    # Some 16,000 failures of each kind, and an eighth of them, which are drawn one by one.
+    rhythm, rng = Rhythm(mtbf=60, save=2, restart=30), np.random.default_rng(3)
+    many = draw_lives(np.full(500, 4 * DAY), rhythm, rng=rng)
+    few = draw_lives(np.full(500, DAY / 2), rhythm, rng=rng)
+
+    assert many.restarts.min() > 2 * completion.MANY > few.restarts.max()
+    assert many.seconds.mean() == pytest.approx(expected_seconds(4 * DAY, rhythm), rel=2e-3)
+    assert few.seconds.mean() == pytest.approx(expected_seconds(DAY / 2, rhythm), rel=5e-3)
+    # Independent times: eight times as many spread √8 times as wide.
+    assert many.seconds.std() / few.seconds.std() == pytest.approx(math.sqrt(8), rel=0.15)
 
 
 def test_work_shorter_than_an_interval_is_not_lost() -> None:

@@ -18,6 +18,8 @@ from supernode.simulation.goodput import DAY, checkpoint_interval
 FILE = Path(__file__).parent / "interruptions.yaml"
 # Failures between two checkpoints above which nothing comes of the work.
 MOST_FAILURES = 50.0
+# Times above which their sum is taken to be normal.
+MANY = 10_000
 
 Floats = NDArray[np.float64]
 
@@ -129,9 +131,14 @@ def draw_lives(work: Floats, rhythm: Rhythm, *, rng: np.random.Generator) -> Liv
 
 
 def _until_failure(count: int, limit: float, mtbf: float, rng: np.random.Generator) -> float:
-    """Return the sum of so many times until a failure that comes before `limit`."""
+    """Return the sum of so many times until a failure that comes before `limit`; of very many, by their normal law."""
     if not count:
         return 0.0
+    if count > MANY:
+        odds = math.expm1(limit / mtbf)
+        mean = mtbf - limit / odds
+        variance = 2 * mtbf**2 - (limit**2 + 2 * mtbf * limit) / odds - mean**2
+        return float(count * mean + rng.standard_normal() * math.sqrt(count * max(variance, 0.0)))
     below = rng.uniform(0, -math.expm1(-limit / mtbf), count)
     return float(-mtbf * np.log1p(-below).sum())
 

@@ -60,14 +60,14 @@ def test_no_other_interval_is_faster(times: float) -> None:
 
 
 def test_very_many_failures_are_summed_by_their_normal_law() -> None:
-    # Some 16,000 failures of each kind, and an eighth of them, which are drawn one by one.
+    # More failures than are drawn one by one, and an eighth of them, which are.
     rhythm, rng = Rhythm(mtbf=60, save=2, restart=30), np.random.default_rng(3)
-    many = draw_lives(np.full(500, 4 * DAY), rhythm, rng=rng)
-    few = draw_lives(np.full(500, DAY / 2), rhythm, rng=rng)
+    many = draw_lives(np.full(500, 8 * DAY), rhythm, rng=rng)
+    few = draw_lives(np.full(500, DAY), rhythm, rng=rng)
 
     assert many.restarts.min() > 2 * completion.MANY > few.restarts.max()
-    assert many.seconds.mean() == pytest.approx(expected_seconds(4 * DAY, rhythm), rel=2e-3)
-    assert few.seconds.mean() == pytest.approx(expected_seconds(DAY / 2, rhythm), rel=5e-3)
+    assert many.seconds.mean() == pytest.approx(expected_seconds(8 * DAY, rhythm), rel=2e-3)
+    assert few.seconds.mean() == pytest.approx(expected_seconds(DAY, rhythm), rel=5e-3)
     # Independent times: eight times as many spread √8 times as wide.
     assert many.seconds.std() / few.seconds.std() == pytest.approx(math.sqrt(8), rel=0.15)
 

@@ -20,6 +20,18 @@ Command = Callable[..., tuple[int, str, str]]
 JOB = (
     "name: small\nmodel: {layers: 4, width: 256, heads: 8, kv_heads: 4}\nbatch: 32\nprecision: bfloat16\nsteps: 5000\n"
 )
+NET = """
+import torch
+from torch import nn
+
+
+def build():
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+
+
+def digits():
+    return torch.utils.data.TensorDataset(torch.zeros(16, 4), torch.zeros(16, dtype=torch.long))
+"""
 LLAMA = ("--model", "llama3-8b", "--batch", "64", "--sequence", "2048")
 
 
@@ -69,6 +81,18 @@ def test_a_job_with_degrees_is_planned_as_it_stands(command: Command) -> None:
     # On this computer a job without degrees is planned as `run` would run it.
     here = said(command("plan", "job.yaml", "--cards", "2", "--json"))
     assert (here["layout"]["tensor"], here["layout"]["data"]) == (1, 2)
+
+
+@pytest.mark.slow
+def test_a_model_of_one_s_own_is_planned_and_cannot_be_searched(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(NET)
+    (tmp_path / "own.yaml").write_text("model: net.py:build\ndata: {dataset: 'net.py:digits'}\nbatch: 8\n")
+
+    plan = said(command("plan", "own.yaml", "--machine", "8xH100", "--json"))
+    code, _, err = command("plan", "own.yaml", "--machine", "8xH100", "--search")
+
+    assert plan["layout"]["data"] == 8
+    assert (code, "is your own" in err) == (2, True)
 
 
 def test_the_best_runnable_plan_is_written_and_planned_again(command: Command, tmp_path: Path) -> None:

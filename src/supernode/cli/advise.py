@@ -70,6 +70,7 @@ def plan(
         Optional[Path],  # noqa: UP045
         typer.Option("--write", help="Write the best plan that our trainer runs as a job file.", show_default=False),
     ] = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Show where the step's time goes, part by part.")] = False,
     out: Pictures = None, overrides: Set = None, as_json: Json = False,
 ) -> None:  # fmt: skip
     """Check a job's degrees, cut its layers, estimate memory and step time; or search for the best degrees.
@@ -79,15 +80,18 @@ def plan(
     from supernode.cli import show
     from supernode.control.asking import load_asked, write_job
     from supernode.schema.job import JobSpec, Parallelism
+    from supernode.simulation.waterfall import plan_waterfall, plans_waterfall
 
     asked = load_asked(
         file, model=model, batch=batch, sequence=sequence, precision=precision, overrides=overrides_of(overrides)
     )
     held = node(cards, card, interconnect, cooling, machine, asked if isinstance(asked, JobSpec) else JobSpec())
     is_asked = search or runnable or bool(objective or out or write or top is not None) or file is None
-    is_open = not isinstance(asked, JobSpec) or asked.parallelism == Parallelism()
-    if not is_asked and not (is_open and (not isinstance(asked, JobSpec) or held.machine.card.kind != "cpu")):
-        show.plan(held.plan(asked), as_json=as_json)
+    # Of the user's own module only the planner knows the layers, which it traces.
+    is_open = isinstance(asked, JobSpec) and not asked.module and asked.parallelism == Parallelism()
+    if isinstance(asked, JobSpec) and not is_asked and not (is_open and held.machine.card.kind != "cpu"):
+        laid_out = held.plan(asked)
+        show.plan(laid_out, plan_waterfall(laid_out, held.machine) if explain else (), as_json=as_json)
         return
     from supernode.cli import show_advice
     from supernode.search.runnable import job_of
@@ -97,7 +101,8 @@ def plan(
     if write is not None:
         assert question.job is not None  # else nothing would have been found to run
         write_job(job_of(plans.space, plans.best, question.job), write)
-    show_advice.search(question, plans, _written(out, question, plans), as_json=as_json)
+    bars = plans_waterfall(plans, held.machine) if explain else ()
+    show_advice.search(question, plans, _written(out, question, plans), bars, as_json=as_json)
     if write is not None:
         show.talk(f"job file: {write}")
 

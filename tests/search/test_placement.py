@@ -79,6 +79,15 @@ def test_the_order_does_not_matter_on_a_flat_fabric() -> None:
     assert best_order(MODEL, one, CARD, SOFTWARE, flat).order == (*("tensor", "data", "pipeline"), "context")
 
 
+def test_where_all_tiers_are_as_fast_as_a_node_none_is_slow() -> None:
+    node = Tier(name="node", cards=8, bandwidth=450e9, latency=1e-6)
+    flat = (node, Tier(name="machine", cards=64, bandwidth=450e9, latency=2e-6))
+
+    assert slow_bytes(MODEL, ways(tensor=8, data=8), SOFTWARE, flat, order=RANK_ORDER) == 0.0
+    slower = (node, Tier(name="machine", cards=64, bandwidth=449e9, latency=2e-6))
+    assert slow_bytes(MODEL, ways(tensor=8, data=8), SOFTWARE, slower, order=RANK_ORDER) > 0.0
+
+
 def test_bytes_of_a_data_axis_across_nodes_are_those_of_a_ring_shared_by_its_members() -> None:
     one = ways(data=64)
     # 64 cards hold whole gradients; a ring of 64 passes 63/64 of gathers and scatters, once for each node of eight.

@@ -22,6 +22,7 @@ from supernode.search.torus import (
     AXES,
     Run,
     TorusPlaces,
+    cards_of,
     every_share,
     exchange_load,
     gather_load,
@@ -148,6 +149,29 @@ def test_every_share_gives_each_axis_its_members_once() -> None:
         for name in AXES:
             assert math.prod(count for share in shares for axis, count in share if axis == name) == degrees[name]
         assert [math.prod(count for _, count in share) for share in shares] == [4, 4]
+
+
+def test_ranks_in_order_lie_on_cards_in_order() -> None:
+    degrees = {"tensor": 4, "context": 1, "expert": 1, "data": 4, "pipeline": 4}
+
+    assert cards_of(rank_order((4, 4, 4), degrees)).tolist() == list(range(64))
+
+
+def test_every_rank_has_a_card_and_neighbours_in_an_axis_are_neighbours_on_the_torus() -> None:
+    shares = (
+        (("tensor", 2), ("pipeline", 4)),
+        (("tensor", 2), ("pipeline", 2), ("data", 2)),
+        (("tensor", 2), ("data", 4)),
+    )
+    cards = cards_of(shares)
+    coordinates = np.stack(np.unravel_index(cards.reshape(8, 8, 8), (8, 8, 8)), axis=-1)  # pipeline, data, tensor
+
+    assert sorted(cards.tolist()) == list(range(512))
+    # Eight cards that share matrices are a block of 2 × 2 × 2.
+    assert (coordinates.max(axis=2) - coordinates.min(axis=2) == 1).all()
+    # From stage to stage it is one stretch of two cards.
+    steps = np.abs(np.diff(coordinates, axis=0)).sum(axis=-1)
+    assert (steps == 2).all()
 
 
 def places(**degrees: float) -> TorusPlaces:

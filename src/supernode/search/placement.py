@@ -205,9 +205,10 @@ def slow_bytes(
 ) -> float:
     """Return the bytes that each card sends over the slowest tier in a step, on average over the cards.
 
-    Rings leave a group of cards once, whatever their members in it; tokens cross to each group of a tier once.
+    Rings leave a group of cards once, whatever their members in it; tokens cross to each group of a tier once. Where
+    all tiers are as fast as a node, none is slow.
     """
-    if len(tiers) == 1:
+    if min(tier.bandwidth for tier in tiers) >= tiers[0].bandwidth:
         return 0.0
     slowest = min(range(1, len(tiers)), key=lambda i: tiers[i].bandwidth)  # of equal ones, the innermost
     degrees = {axis: int(getattr(ways, axis)) for axis in RANK_ORDER}

@@ -13,6 +13,7 @@ from functools import cache
 from itertools import combinations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from supernode.errors import SpecError
 from supernode.forecast.efficiency import CardModel
@@ -30,6 +31,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 """The axes that an exchange goes over: gradients are summed over all copies of the weights."""
 
+Ints = NDArray[np.int64]
 Share = tuple[tuple[str, int], ...]
 """One dim, innermost first: an axis and how many of its members lie along it."""
 
@@ -179,6 +181,29 @@ def _shares(size: int, degrees: tuple[tuple[str, int], ...]) -> tuple[Share, ...
             if size % count == 0 and degree % count == 0:
                 found += [((name, count), *rest) for rest in _shares(size // count, others)]
     return tuple(found)
+
+
+def cards_of(shares: Sequence[Share]) -> Ints:
+    """Return the card of each rank, ranks being numbered as `AXES` says.
+
+    An axis that lies along several dims goes through them as a snake does, so that each member is next to the one
+    before.
+    """
+    shape = [math.prod(count for _, count in share) for share in shares]
+    place = np.zeros((1, len(shape)), dtype=np.int64)
+    for name in AXES:
+        runs = [(dim, run) for dim in reversed(range(len(shape))) for run in runs_of(shares, (name,)) if run.dim == dim]
+        at = np.zeros((math.prod(run.members for _, run in runs), len(shape)), dtype=np.int64)
+        left, turns = np.arange(len(at)), np.zeros(len(at), dtype=np.int64)
+        inner = len(at)
+        for dim, run in reversed(runs):
+            inner //= run.members
+            digit = left // inner
+            left = left % inner
+            at[:, dim] += np.where(turns % 2 == 1, run.members - 1 - digit, digit) * run.stride
+            turns += digit
+        place = (at[:, None, :] + place[None, :, :]).reshape(-1, len(shape))
+    return np.asarray(np.ravel_multi_index(tuple(place.T), shape), dtype=np.int64)
 
 
 class TorusPlaces:

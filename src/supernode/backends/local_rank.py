@@ -8,11 +8,14 @@ from typing import Any
 
 from supernode.schema import plain
 from supernode.schema.plan import Plan
+from supernode.training import measure
 from supernode.training.worker import Assignment, Channel, live
 
 
 def run(request: dict[str, Any], rank: int, connection: socket.socket) -> int:
     """Live the life of a rank; returns its exit code."""
+    if "measure" in request:
+        return measure.serve(connection, rank=rank, ranks=request["measure"], folder=Path(request["folder"]))
     assignment = Assignment(
         rank=rank,
         incarnation=request["incarnation"],

@@ -13,6 +13,7 @@ import yaml
 
 from supernode.errors import SpecError
 from supernode.forecast.network import Wires
+from supernode.hardware.calibration import AxisCost
 from supernode.workload.shape import Numbers
 from supernode.workload.strategy import PRECISIONS
 
@@ -67,6 +68,8 @@ class CardModel:
         memory: bytes.
         wires: links and network cards.
         fitted: what the generation delivers.
+        sharing: ranks that share one core; 1 where each card is a rank's own.
+        axes: what keeping an axis going costs a rank's Python; nothing where hosts run ahead of their cards.
     """
 
     generation: str
@@ -76,6 +79,8 @@ class CardModel:
     memory: float
     wires: Wires
     fitted: Efficiency = field(repr=False)
+    sharing: float = 1.0
+    axes: Mapping[str, AxisCost] = field(default_factory=dict)
 
     def product_rate(self, precision: Numbers) -> Numbers:
         """Return FLOP/s of very large matrix products."""

@@ -7,12 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from supernode.workload.shape import ModelShape, Numbers
-from supernode.workload.strategy import FLOAT32, FULL, GPIPE, NO_RECOMPUTE, Software, Strategies
+from supernode.workload.strategy import FULL, GPIPE, NO_RECOMPUTE, Software, Strategies
 
-# Adam: gradients summed in float32 and two moments; with weights of 16 bits a float32 copy of them besides.
-GRADIENT_BYTES = 4
-MOMENT_BYTES = 8
-COPY_BYTES = 4
+# Mixed precision: gradients summed in float32, moments of it, and a float32 copy of weights of 16 bits.
+WIDE_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -63,10 +61,11 @@ def memory_parts(model: ModelShape, ways: Strategies, software: Software) -> Mem
         ways.pipeline > 1, 0, ways.tokens * model.vocabulary / ways.tensor * (ways.element + 4 + ways.element)
     )
     anew = np.where(ways.recompute == FULL, one_layer, 0)
+    wide = np.where(software.master_copy, WIDE_BYTES, ways.element)
     return MemoryParts(
         weights=(held(3) + gathered) * ways.element,
-        gradients=held(2) * GRADIENT_BYTES,
-        optimizer=held(1) * (MOMENT_BYTES + np.where(ways.precision == FLOAT32, 0, COPY_BYTES)),
+        gradients=held(2) * wide,
+        optimizer=held(1) * (software.moments * wide + np.where(wide > ways.element, WIDE_BYTES, 0)),
         activations=activations,
         workspace=np.maximum(logits, anew),
     )
@@ -74,11 +73,25 @@ def memory_parts(model: ModelShape, ways: Strategies, software: Software) -> Mem
 
 def card_parameters(model: ModelShape, ways: Strategies) -> tuple[Numbers, Numbers]:
     """Return the parameters on a card of the first pipeline rank before sharding: all but routed experts, and these."""
-    layers = np.maximum(model.layers, 1)
-    share = np.minimum(np.ceil(layers / (ways.pipeline * ways.interleave)) * ways.interleave / layers, 1)
+    share, _ = rank_shares(model, ways)
     ends = model.vocabulary * model.width * np.where((ways.pipeline > 1) | (model.tied > 0), 1, 2)
     dense = (model.body_parameters * share + ends + model.positions * model.width) / ways.tensor
     return dense, model.routed_parameters * share / (ways.expert * ways.expert_tensor)
+
+
+def rank_shares(model: ModelShape, ways: Strategies) -> tuple[Numbers, Numbers]:
+    """Return the parts of the body that the fullest pipeline rank but the last holds, and the last one.
+
+    Where the strategy does not say, the cut is as even as it goes, and the ends give way.
+    """
+    layers = np.maximum(model.layers, 1)
+    parts = ways.pipeline * ways.interleave
+    each = np.ceil(layers / parts) * ways.interleave
+    spare = each * ways.pipeline - layers
+    is_cut = (ways.fullest > 0) & (ways.pipeline > 1)
+    most = np.where(is_cut, ways.fullest / layers, np.minimum(each / layers, 1))
+    last = np.where(is_cut, ways.last / layers, np.maximum(each - spare / 2, 0) / layers)
+    return most, np.where(ways.pipeline > 1, last, 1.0)
 
 
 def expert_copies(ways: Strategies) -> Numbers:
@@ -98,7 +111,8 @@ def _activations(model: ModelShape, ways: Strategies, software: Software) -> tup
     layer = kept + scores / ways.tensor
     inputs = ways.element * model.width * model.layers
     per_token = np.where(ways.recompute == FULL, inputs, np.where(ways.recompute == NO_RECOMPUTE, layer, kept))
-    tokens = ways.tokens / ways.pipeline  # a rank holds 1 / pipeline of the layers ...
+    part = np.where(ways.fullest > 0, rank_shares(model, ways)[0], 1 / ways.pipeline)
+    tokens = ways.tokens * part  # a rank holds so much of the layers ...
     flying = tokens * per_token * _in_flight(ways)  # ... of so many micro-batches
     return flying, ways.tokens * layer / np.maximum(model.layers, 1)
 
@@ -109,8 +123,10 @@ def _token_bytes(model: ModelShape, ways: Strategies, software: Software) -> tup
     whole = model.sublayers * model.width * (2 * ways.element + mask)
     queries, outputs = model.heads * model.head_width, model.heads * model.values
     pairs = model.key_value_heads * (model.head_width + model.values)
-    attention = (queries + pairs + outputs) * ways.element
-    mlp = model.mlp_width * (2 + model.gated) * ways.element
+    # Unfused, attention's result is laid out anew for the output's product, and the gate's activation kept beside it.
+    again = 0 if software.fused else 1
+    attention = (queries + pairs + (1 + again) * outputs) * ways.element
+    mlp = model.mlp_width * (2 + (1 + again) * model.gated) * ways.element
     mixture = model.routed * (2 * model.routed_width + (2 + model.gated) * model.expert_width) * ways.element
     mixture = mixture + model.shared_width * (2 + model.gated) * ways.element
     mamba = 6 * model.mamba_heads * model.mamba_width * ways.element

@@ -15,6 +15,7 @@ from typing import Any
 
 from supernode.errors import SpecError
 from supernode.hardware import load
+from supernode.hardware.calibration import Calibration, default_path, read_calibration, this_host
 from supernode.hardware.machine import Machine, Tier
 from supernode.hardware.parts import Card
 from supernode.schema.job import MOST_CARDS
@@ -29,29 +30,91 @@ SEND_BYTES = 8 * 2**20
 CGROUP = Path("/sys/fs/cgroup")
 
 
-def discover(cards: int | None = None, *, cpu_only: bool = False, measure: bool = True) -> Machine:
+def discover(
+    cards: int | None = None, *, cpu_only: bool = False, measure: bool = True, calibration: Path | None = None
+) -> Machine:
     """Return this computer as a machine named `local`.
 
     GPUs that NVML shows are the cards. Without them, or when more cards are asked for than there are GPUs, CPU cores
-    are; with more cards than cores, a card is part of a core.
+    are; with more cards than cores, a card is part of a core. What `supernode calibrate` measured on this very computer
+    is taken where there is such a file; else FLOP/s and bandwidths are estimates of a moment.
 
     Args:
         cards: how many; None takes the GPUs, else the cores.
         cpu_only: leave GPUs aside.
-        measure: take FLOP/s and bandwidth of CPU cores by measuring for about 0.1 s; else from the catalogue.
+        measure: take the calibration, else FLOP/s and bandwidth of CPU cores by measuring for about 0.1 s; if not, all
+            is the catalogue's.
+        calibration: its file; None for the one that `supernode calibrate` writes by default, if it is there.
 
     Raises:
-        SpecError: `cards` is below 1 or above 1,048,576.
+        SpecError: `cards` is below 1 or above 1,048,576, or the calibration's file is damaged.
     """
     if cards is not None and (isinstance(cards, bool) or not isinstance(cards, int) or not 1 <= cards <= MOST_CARDS):
         raise SpecError(f"`cards` is {cards!r}", hint=f"choose 1 to {MOST_CARDS:,}, or leave it out.")
     gpus = [] if cpu_only else _gpus()
     if gpus and (cards is None or cards <= len(gpus)):
-        return _local(gpus[0], cards or len(gpus), cores=0, host_memory=_host_memory())
+        count, names = cards or len(gpus), tuple(gpu.name for gpu in gpus)
+        machine = _local(gpus[0], count, cores=0, host_memory=_host_memory())
+        found, notes = _calibration(calibration, "cuda", usable_cores(), names) if measure else (None, ())
+        return replace(_with_gpu_figures(machine, found) if found else machine, notes=notes)
     cores = usable_cores()
-    return _local(
-        _core(cores, cards or cores, measure=measure), cards or cores, cores=cores, host_memory=_host_memory()
+    found, notes = _calibration(calibration, "cpu", cores, ()) if measure else (None, ())
+    card = _core(cores, cards or cores, measure=measure and found is None)
+    if found is not None:
+        card = _calibrated_core(card, found, cards or cores, cores)
+    machine = _local(card, cards or cores, cores=cores, host_memory=_host_memory())
+    return replace(machine, calibration=found, notes=notes)
+
+
+def _calibration(
+    file: Path | None, device: str, cores: int, gpus: tuple[str, ...]
+) -> tuple[Calibration | None, tuple[str, ...]]:
+    """Return this computer's calibration, if there is one that still holds, and what to tell people of it."""
+    path = file or default_path()
+    if file is None and not path.exists():
+        return None, ("times on this computer are quick estimates; `supernode calibrate` measures what ranks get.",)
+    found = read_calibration(path)
+
+    difference = found.host.difference(this_host(cores, gpus))
+    if found.device != device:
+        difference = f"device {found.device!r}, not {device!r}"
+    if difference:
+        return None, (f"{path} was measured elsewhere ({difference}), so times are estimates; `supernode calibrate`.",)
+    return found, (f"times on this computer rest on the calibration of {found.date} in {path}.",)
+
+
+def _calibrated_core(card: Card, found: Calibration, cards: int, cores: int) -> Card:
+    rates, part = found.compute_for(cards), cores / max(cores, cards)
+    curves, _ = found.curves_for(cards)
+    sends = [curve for curve in curves if curve.kind == "send"]
+    return replace(
+        card,
+        memory_bandwidth=rates.memory * part,
+        flops={"float32": rates.products * part, "bfloat16": rates.products_half * part},
+        scale_up_bandwidth=sends[0].nbytes[-1] / sends[0].seconds[-1] if sends else card.scale_up_bandwidth,
+        scale_up_latency=sends[0].seconds[0] if sends else card.scale_up_latency,
+        efficiency=1.0,
+        source=f"measured on this computer by `supernode calibrate`, {found.date}",
     )
+
+
+def _with_gpu_figures(machine: Machine, found: Calibration) -> Machine:
+    """Return a computer of GPUs with the products, copies and exchanges that were measured on them."""
+    rates, curves = found.compute_for(machine.card_count), found.curves_for(machine.card_count)[0]
+    known = machine.card
+    flops = dict(known.flops) | {"float32": rates.products, "bfloat16": rates.products_half}
+    card = replace(
+        known, flops=flops, efficiency=1.0, memory_bandwidth=rates.copy,
+        source=f"measured on this computer by `supernode calibrate`, {found.date}",
+    )  # fmt: skip
+    sums = [curve for curve in curves if curve.kind == "all_reduce"]
+    if not sums:
+        return replace(machine, card=card)
+    # A ring sends 2 (n - 1) / n of the bytes; Patarasuk and Yuan, JPDC 69, 2009.
+    widest = max(sums, key=lambda curve: curve.cards)
+    sent = 2 * (widest.cards - 1) / widest.cards * widest.nbytes[-1]
+    tier = replace(machine.tiers[0], bandwidth=sent / widest.seconds[-1], latency=widest.seconds[0] / 2)
+    return replace(machine, card=card, tiers=(tier,))
 
 
 def usable_cores() -> int:
@@ -194,6 +257,11 @@ def _loopback_bandwidth() -> float:
         here.sendall(data)
         reader.join()
         return SEND_BYTES / max(time.perf_counter() - start, 1e-9)
+
+
+def gpu_names() -> tuple[str, ...]:
+    """Return the names of this computer's GPUs."""
+    return tuple(card.name for card in _gpus())
 
 
 def _gpus() -> list[Card]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from supernode.errors import SpecError
+from supernode.hardware.calibration import Calibration
 from supernode.hardware.parts import Card, Cooling, Link, Node, Supply, Switch
 from supernode.schema.job import MOST_CARDS
 
@@ -51,6 +52,8 @@ class Machine:
         dpus: data processing units.
         cores: CPU cores that stand in for cards; 0 where the cards are accelerators.
         host_memory: bytes over all hosts.
+        calibration: what was measured on this computer; None for every other machine, and before it is calibrated.
+        notes: where the description comes from, where the reader should know.
     """
 
     name: str
@@ -71,6 +74,8 @@ class Machine:
     dpus: int = 0
     host_memory: int = 0
     cores: int = 0
+    calibration: Calibration | None = field(default=None, repr=False)
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not 1 <= self.card_count <= MOST_CARDS:

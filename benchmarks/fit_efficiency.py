@@ -130,7 +130,39 @@ def render(fitted: Mapping[str, Efficiency], cases: Sequence[Case]) -> str:
         for key, value in RANGES.items():
             found = [value(case) for case in mine]
             lines.append(f"    {key}: [{min(found):.0f}, {max(found):.0f}]")
+    lines += [
+        "# The relative error that four of five unseen rows of a table stayed within, and what they ran.",
+        "bands:",
+    ]
+    for band in bands(fitted, cases):
+        lines.append(f"  - {{{', '.join(f'{key}: {value}' for key, value in band.items())}}}")
     return "\n".join(lines) + "\n"
+
+
+FEWEST_ROWS = 4
+"""Unseen rows of one kind in a table, of which a band may be made."""
+
+
+def bands(fitted: Mapping[str, Efficiency], cases: Sequence[Case]) -> list[dict[str, str]]:
+    """Return the bands of unseen rows by generation, table, mixtures and sharded weights, as `forecast/trust` reads."""
+    unseen = [case for case in cases if not case.fitting]
+    forecaster = Forecaster(unseen)
+    found = np.abs(errors(forecaster.forecast(fitted), forecaster.seconds))
+    kinds = [
+        (card_model(c.card).generation, c.table, bool(c.model.mixtures > 0), bool(c.ways.sharding == 3)) for c in unseen
+    ]
+    made = []
+    for kind in sorted(set(kinds)):
+        places = [place for place, other in enumerate(kinds) if other == kind]
+        if len(places) < FEWEST_ROWS:
+            continue
+        cards, width = (np.median([RANGES[key](unseen[place]) for place in places]) for key in ("cards", "width"))
+        made.append({
+            "generation": kind[0], "table": kind[1], "mixtures": str(kind[2]).lower(), "sharded": str(kind[3]).lower(),
+            "cards": f"{cards:.0f}", "width": f"{width:.0f}", "rows": str(len(places)),
+            "band": f"{np.quantile(found[places], 0.8):.3f}",
+        })  # fmt: skip
+    return made
 
 
 def report(fitted: Mapping[str, Efficiency], cases: Sequence[Case]) -> None:

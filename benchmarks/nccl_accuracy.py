@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 import harness
+from supernode.errors import SupernodeError
 from supernode.hardware.collective_time import collective_seconds
 
 FOLDER = Path(__file__).parent / "validation"
@@ -64,19 +65,38 @@ class Row:
 def read_rows(file: Path) -> list[Row]:
     """Return the rows of a table in one of the two formats of `validation/nccl_*.csv`."""
     with file.open(newline="", encoding="utf-8") as lines:
-        entries = csv.DictReader(line for line in lines if not line.startswith("#"))
-        return [
-            Row(
-                system=entry["system"],
-                library=entry.get("nccl") or "",
-                kind=entry["collective"],
-                cards=int(entry["gpus"]),
-                node_cards=int(entry.get("gpus_per_node") or entry["gpus"]),
-                nbytes=int(entry["size_bytes"]),
-                seconds=float(entry.get("latency_ms") or entry["median_ms"]) / 1000,
-            )
-            for entry in entries
-        ]
+        return [_row(entry) for entry in csv.DictReader(line for line in lines if not line.startswith("#"))]
+
+
+def _row(entry: dict[str, str]) -> Row:
+    return Row(
+        system=entry["system"],
+        library=entry.get("nccl") or "",
+        kind=entry["collective"],
+        cards=int(entry["gpus"]),
+        node_cards=int(entry.get("gpus_per_node") or entry["gpus"]),
+        nbytes=int(entry["size_bytes"]),
+        seconds=float(entry.get("latency_ms") or entry["median_ms"]) / 1000,
+    )
+
+
+def readable_rows(file: Path) -> tuple[list[Row], list[str]]:
+    """Return the rows that can be read, and why the others cannot: a missing column, no number, a strange name."""
+    with file.open(newline="", encoding="utf-8-sig") as lines:
+        entries = list(csv.DictReader(line for line in lines if not line.startswith("#")))
+    rows, strange = [], []
+    for line, entry in enumerate(entries, start=2):
+        try:
+            row = _row(entry)
+            if not row.seconds > 0:
+                raise ValueError(f"it took {row.seconds} s")
+            predict([row])
+            rows.append(row)
+        except KeyError as error:
+            strange.append(f"{file.name}, line {line}: no column {error}")
+        except (SupernodeError, ValueError, TypeError) as error:
+            strange.append(f"{file.name}, line {line}: {error}")
+    return rows, strange
 
 
 def predict(rows: Sequence[Row]) -> np.ndarray:
@@ -101,6 +121,9 @@ def null_model(rows: Sequence[Row], *, fitted_to: Sequence[Row]) -> np.ndarray:
     paces = {}
     for what in {(row.system, row.kind) for row in rows}:
         seen = [row for row in fitted_to if (row.system, row.kind) == what]
+        if not seen:
+            paces[what] = float("nan")
+            continue
         pace = np.sort([row.seconds / _wire_bytes(row) for row in seen])
         # The mean of |pace × bytes ÷ seconds − 1| is least at the median weighted by bytes ÷ seconds.
         weight = np.cumsum(1 / pace)
@@ -127,7 +150,8 @@ def _by_group(rows: Sequence[Row], key: Callable[[Row], Any], value: Callable[[S
 def mean_error_pct(rows: Sequence[Row], predicted: Iterable[float]) -> float | None:
     """Return the mean absolute error in percent of the measured time; None without rows."""
     errors = [abs(guess / row.seconds - 1) for guess, row in zip(predicted, rows, strict=True)]
-    return round(100 * float(np.mean(errors)), 2) if errors else None
+    known = [error for error in errors if not np.isnan(error)]
+    return round(100 * float(np.mean(known)), 2) if known else None
 
 
 def nccl_scores(table: str = "nccl_aiconfigurator", *, rows: Sequence[Row] | None = None) -> dict[str, Any]:
@@ -214,6 +238,16 @@ def show(scores: dict[str, Any]) -> None:
         harness.say(f"{name:34} {' '.join(cells)}   {each['fitted_rows']} + {each['unseen_rows']}")
 
 
+def above_10_pct(scores: dict[str, Any]) -> list[str]:
+    """Return the systems and kinds whose unseen rows are further off than the promise."""
+    return [
+        f"{system} {kind}"
+        for system, kinds in scores["systems"].items()
+        for kind, each in kinds.items()
+        if (each["unseen_pct"] or 0) > 10
+    ]
+
+
 PRINTED = ("fitted_pct", "unseen_pct", "null_unseen_pct")
 
 
@@ -226,16 +260,11 @@ def main() -> None:
     show(scores)
     harness.say("with the launch, partly across nodes:")
     show(vidur)
-    more = nccl_scores(rows=read_rows(flags.table)) if flags.table else None
+    rows, strange = readable_rows(flags.table) if flags.table else ([], [])
+    more = nccl_scores(rows=rows) if rows else None
     if more:
         harness.say(f"{flags.table}:")
         show(more)
-    above = [
-        f"{system} {kind}"
-        for system, kinds in scores["systems"].items()
-        for kind, each in kinds.items()
-        if (each["unseen_pct"] or 0) > 10
-    ]
     result = {
         "nccl_unseen_pct": max(each["unseen_pct"] for each in scores["kinds"].values()),
         "nccl_unseen_mean_pct": scores["all"]["unseen_pct"],
@@ -243,10 +272,11 @@ def main() -> None:
         "nccl_null_mean_pct": scores["all"]["null_unseen_pct"],
         "null_all_reduce_pct": scores["kinds"]["all_reduce"]["null_unseen_pct"],
         "astra_sim_all_reduce_pct": ASTRA_SIM_PCT,
-        "above_10_pct": above,
+        "above_10_pct": above_10_pct(scores),
         "scores": scores,
         "launch_included_and_across_nodes": vidur,
         "table": more,
+        "rows_not_read": strange,
         "expert_exchange": expert_exchange(),
         "machine": harness.machine("numpy"),
     }

@@ -95,6 +95,7 @@ def pass_times(
     light = software.selective * linear + (software.selective > 0) * moved if software.flash else core + scored
     again_full = forward - demand.last * linear if software.early_stop else forward
     redone = np.where(full, again_full, np.where(selective, light, 0))
+    redone = redone + demand.renewed / (bandwidth * fitted.memory)
     host = (demand.kernels - demand.recorded) * fitted.launch * software.launches
     return PassTimes(
         forward=_longer(forward, np.asarray(host)), backward=_longer(backward + redone, host * (1.4 + full)),

@@ -56,14 +56,14 @@ def bridge_software(row: Row, recipe: Row | None) -> Software:
     has_drop = "tokendrop" in row["model"]
     if recipe is None:
         return replace(software, syncs=not has_drop)
-    graphs = recipe["graphs"].split()
+    graphs, again = recipe["graphs"].split(), recipe["recompute"].split()
     is_whole = "full_iteration" in graphs
     return replace(
         software, launches=0.0 if is_whole else 1.0, records_attention="attn" in graphs, records_mlp="mlp" in graphs,
         records_router="moe_preprocess" in graphs, records_mamba="mamba" in graphs, syncs=not (is_whole or has_drop),
         fused_dispatch=recipe["dispatcher"] != "", fused_experts=recipe["fused_experts"] == "1",
         overlaps_expert=recipe["overlap"] == "1", low_attention=recipe["low_attention"] == "1",
-        redone_experts="moe" in recipe["recompute"].split(),
+        redone_experts="moe" in again, redone_activations="moe_act" in again, redone_norms="layernorm" in again,
     )  # fmt: skip
 
 

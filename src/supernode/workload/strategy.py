@@ -151,6 +151,8 @@ class Software:
         attention: rate of its flash kernel over the best one for the card.
         low_attention: the attention's core is computed in 8 bits where products are.
         redone_experts: mixtures are computed again in the backward.
+        redone_activations: likewise the experts' activations alone.
+        redone_norms: likewise norms.
         splits_ends: the tensor axis sums the embedding's rows and the gradient of the head's input, too.
         scatters_once: sharded gradients are summed in the last micro-batch alone, whole ones kept until then.
         gathers_by_layer: sharded weights of each layer are a collective of their own, none beside another.
@@ -189,6 +191,8 @@ class Software:
     attention: float = 1.0
     low_attention: bool = False
     redone_experts: bool = False
+    redone_activations: bool = False
+    redone_norms: bool = False
     splits_ends: bool = False
     scatters_once: bool = False
     gathers_by_layer: bool = False

@@ -36,6 +36,7 @@ class Demand:
         syncs: times that the card waits for the host.
         redone: computed again in the backward, whatever the strategy says.
         last: part of the products that is the layer's last one.
+        renewed: bytes of what memory binds and the backward computes again.
         score_traffic: bytes of unfused attention scores, part of what selective recomputation repeats.
     """
 
@@ -47,6 +48,7 @@ class Demand:
     kernels: Numbers | float
     score_traffic: Numbers
     exponentials: Numbers = field(default_factory=_zero)
+    renewed: Numbers = field(default_factory=_zero)
     recorded: Numbers | float = 0.0
     syncs: float = 0.0
     redone: bool = False
@@ -74,6 +76,12 @@ def _residual_traffic(model: ModelShape, ways: Strategies, software: Software) -
     return elements * (passes * ways.element + (1 if software.dropout else 0))
 
 
+def _norm_traffic(model: ModelShape, ways: Strategies) -> Numbers:
+    """Return bytes of a norm: read and written."""
+    spread = np.where(ways.sequence_parallel > 0, ways.tensor, 1)
+    return 2 * model.streams * ways.tokens * model.width / spread * ways.element
+
+
 def attention_demand(model: ModelShape, ways: Strategies, software: Software) -> Demand:
     """Return what one attention with its norm and residual takes."""
     tokens, tensor = ways.tokens, ways.tensor
@@ -96,6 +104,7 @@ def attention_demand(model: ModelShape, ways: Strategies, software: Software) ->
         products=products, operands=operands, inputs=inputs, scores=scores, traffic=traffic,
         kernels=24.0 if software.flash else 30.0, score_traffic=score_traffic, exponentials=exponentials,
         recorded=24.0 if software.records_attention else 0.0,
+        renewed=_norm_traffic(model, ways) * software.redone_norms,
     )  # fmt: skip
 
 
@@ -170,6 +179,7 @@ def mixture_demand(model: ModelShape, ways: Strategies, software: Software) -> D
         kernels=MIXTURE_KERNELS + (each + 3 * biased) * local,
         score_traffic=none, syncs=1.0 if software.syncs else 0.0, redone=software.redone_experts,
         recorded=ROUTER_KERNELS if software.records_router else 0.0,
+        renewed=active * software.redone_activations + _norm_traffic(model, ways) * software.redone_norms,
     )  # fmt: skip
 
 

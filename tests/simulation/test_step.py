@@ -13,9 +13,9 @@ from supernode.hardware.assemble import build_machine
 from supernode.planning.planner import make_plan
 from supernode.schema.job import DataSpec, JobSpec, Parallelism
 from supernode.schema.model import DecoderShape
-from supernode.simulation.step import Timeline, simulate_pipeline, simulate_step
+from supernode.simulation.step import Timeline, simulate_pipeline, simulate_step, slowest_replicas
 
-MACHINE = build_machine(card_count=8, card="H100")
+MACHINE = build_machine(card_count=8, card="H100", interconnect="Fat_Tree")
 SCHEDULES = [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("interleaved", 4)]
 
 
@@ -88,7 +88,7 @@ def test_interleaving_shrinks_the_bubble() -> None:
     assert halved.total < plain.total
 
 
-def job(schedule: str, interleave: int, *, pipeline: int = 4) -> JobSpec:
+def job(schedule: str, interleave: int, *, pipeline: int = 4, data: int = 2) -> JobSpec:
     return JobSpec(
         model=DecoderShape(layers=32, width=1024, heads=16, vocabulary=64),
         batch=64,
@@ -96,7 +96,7 @@ def job(schedule: str, interleave: int, *, pipeline: int = 4) -> JobSpec:
         precision="bfloat16",
         data=DataSpec(sequence=1024),
         parallelism=Parallelism(
-            tensor=1, pipeline=pipeline, data=2, sharding="fsdp", schedule=schedule, interleave=interleave
+            tensor=1, pipeline=pipeline, data=data, sharding="fsdp", schedule=schedule, interleave=interleave
         ),  # type: ignore[arg-type]
     )
 
@@ -111,10 +111,65 @@ def test_the_closed_form_agrees_within_two_per_cent_where_stages_are_alike(sched
 
 def test_slow_transfers_lengthen_the_step_in_both() -> None:
     slow = replace(MACHINE, tiers=tuple(replace(tier, bandwidth=2e9) for tier in MACHINE.tiers))
-    plan = make_plan(job("1f1b", 1), slow)
+    plan = make_plan(job("1f1b", 1, data=1), slow)
 
     assert plan.step is not None
     assert plan.step.total == pytest.approx(simulate_step(plan, slow).total, rel=0.02)
+
+
+def test_zero_bubble_waits_for_forward_and_backward_less_two_weights_gradients() -> None:
+    step = simulate_pipeline(
+        [1.0] * 4, [2.5] * 4, weights=[0.9] * 4, schedule="zero_bubble", pipeline=4, micro_batches=8
+    )
+
+    # Qi et al., arXiv:2401.10241, table 1: (p − 1) (F + B − 2 W) for ZB-H1, B with the weights' gradients.
+    assert step.total == pytest.approx(8 * 3.5 + 3 * (1 + 2.5 - 1.8))
+
+
+def test_a_rank_that_waits_while_it_sends_loses_the_way_each_time() -> None:
+    step = simulate_pipeline(
+        [1.0, 1.0], [2.0, 2.0], schedule="gpipe", pipeline=2, micro_batches=4, transfer=0.5, blocks=True
+    )
+
+    # By hand: rank 0 has passed its last forward on at 4 × 1.5, rank 1 then forwards to 7 and sends each gradient for
+    # half a second after two: 7 + 4 × 2.5 at rank 0, whose last backward takes two.
+    assert step.total == 7 + 4 * 2.5 + 2
+
+
+def test_a_card_at_half_speed_holds_up_the_pipeline_by_hand() -> None:
+    step = simulate_pipeline([1.0] * 2, [2.0] * 2, schedule="1f1b", pipeline=2, micro_batches=2, speed=[1, 0.5])
+
+    passes = {(s.rank, s.kind, s.micro_batch): (s.start, s.end) for s in step.spans}
+    assert passes[1, "forward", 0] == (1, 3)
+    assert passes[1, "backward", 0] == (3, 7)
+    assert passes[1, "forward", 1] == (7, 9)
+    assert passes[1, "backward", 1] == (9, 13)
+    assert passes[0, "backward", 1] == (13, 15)
+
+
+def test_replicas_differ_where_their_cards_do() -> None:
+    # Ranks are (pipeline 2, data 3, tensor 2): rank 9 is stage 1, replica 1; ranks 0 and 1 are stage 0, replica 0.
+    speed = {9: 0.5, 0: 0.8, 1: 0.9}
+
+    assert slowest_replicas(speed, tensor=2, data=3, pipeline=2) == [(0.8, 1.0), (1.0, 0.5), (1.0, 1.0)]
+    assert slowest_replicas(speed, tensor=2, data=3, pipeline=2, tied=True) == [(0.8, 0.5)]
+
+
+@pytest.mark.parametrize("speed", [{99: 0.5}, {0: 0.0}, {0: -1.0}])
+def test_a_speed_must_be_of_a_rank_and_above_nothing(speed: dict[int, float]) -> None:
+    with pytest.raises(SpecError, match="of its speed"):
+        slowest_replicas(speed, tensor=1, data=2, pipeline=2)
+
+
+def test_one_slow_card_slows_a_planned_step_by_what_it_computes() -> None:
+    plan = make_plan(job("1f1b", 1, pipeline=1), MACHINE)
+    usual, slow = simulate_step(plan, MACHINE), simulate_step(plan, MACHINE, speed={1: 0.5})
+
+    # FSDP on one stage: every pass waits for the slow card, whose computing takes twice as long; waiting for weights,
+    # of which more is hidden then, does not.
+    passes = sum(s.end - s.start for s in usual.spans if s.kind in ("forward", "backward"))
+    assert passes * 1.8 < sum(s.end - s.start for s in slow.spans if s.kind in ("forward", "backward")) < passes * 2
+    assert slow.total < 2 * usual.total
 
 
 def test_an_own_module_cannot_be_simulated() -> None:

@@ -101,7 +101,7 @@ def plan(
     if write is not None:
         assert question.job is not None  # else nothing would have been found to run
         write_job(job_of(plans.space, plans.best, question.job), write)
-    bars = plans_waterfall(plans, held.machine) if explain else ()
+    bars = plans_waterfall(plans) if explain else ()
     show_advice.search(question, plans, _written(out, question, plans), bars, as_json=as_json)
     if write is not None:
         show.talk(f"job file: {write}")

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from supernode.control.simulate import Simulation
     from supernode.hardware.sheet import MachineSheet
     from supernode.schema.plan import Plan
+    from supernode.simulation.waterfall import Bar
 
 
 class _Console(Console):
@@ -88,14 +89,28 @@ def _plain(text: str) -> Any:
     return Text(printable(text))
 
 
-def plan(value: Plan, *, as_json: bool) -> None:
-    """Show a plan."""
+def plan(value: Plan, bars: tuple[Bar, ...] = (), *, as_json: bool) -> None:
+    """Show a plan, and where its step's time goes if that was asked for."""
     from supernode.planning.planner import explain
 
     if as_json:
-        print_json(to_plain(value))
+        print_json(to_plain(value) | waterfall_json(bars))
     else:
         table(f"plan of {value.job.name}", explain(value))
+        waterfall(bars)
+
+
+def waterfall(bars: tuple[Bar, ...]) -> None:
+    """Show where a step's time goes; nothing where nothing is known."""
+    from supernode.simulation.waterfall import rows
+
+    if bars:
+        table("where the step's time goes", rows(bars))
+
+
+def waterfall_json(bars: tuple[Bar, ...]) -> dict[str, Any]:
+    """Return the same for programs, in seconds."""
+    return {"waterfall": {bar.name: bar.seconds for bar in bars}} if bars else {}
 
 
 def machine(sheet: MachineSheet, *, as_json: bool) -> None:

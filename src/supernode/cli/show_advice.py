@@ -15,14 +15,19 @@ if TYPE_CHECKING:
     from supernode.advice.project import Project
     from supernode.advice.question import Question
     from supernode.search.best import Plans
+    from supernode.simulation.waterfall import Bar
 
 
-def search(question: Question, plans: Plans, files: tuple[Path, ...], *, as_json: bool) -> None:
-    """Show the best few plans, why, and the front."""
+def search(
+    question: Question, plans: Plans, files: tuple[Path, ...], bars: tuple[Bar, ...] = (), *, as_json: bool
+) -> None:
+    """Show the best few plans, why, the front, and where the best one's time goes if that was asked for."""
     if as_json:
-        show.print_json(answer.as_plain(question, plans) | {"files": [str(file) for file in files]})
+        told = answer.as_plain(question, plans) | {"files": [str(file) for file in files]}
+        show.print_json(told | show.waterfall_json(bars))
         return
     show.table(f"plans for {question.name}", list(answer.rows(question, plans)))
+    show.waterfall(bars)
     _say(files)
 
 

@@ -17,6 +17,7 @@ from supernode.schema.report import RunState
 from supernode.simulation.cluster import SimulatedBackend
 from supernode.simulation.step import Timeline, simulate_step
 from supernode.simulation.timeline import chrome_trace, timeline_svg
+from supernode.simulation.waterfall import Bar, plan_waterfall, waterfall_svg
 
 DISK_BANDWIDTH = 1e9  # bytes/s that one node's disk takes; an assumption until a run has measured it
 MOST_STEPS = 2_000_000  # about half a minute
@@ -29,6 +30,7 @@ class Simulation:
 
     Attributes:
         timeline: one step, event by event.
+        bars: where its time goes, by the closed form.
         state: at the end, as a real run's would be; its losses are not simulated.
         seconds: virtual time of the whole run.
         ideal_seconds: of the steps done, without failures, checkpoints and starts.
@@ -37,6 +39,7 @@ class Simulation:
 
     plan: Plan
     timeline: Timeline
+    bars: tuple[Bar, ...]
     state: RunState
     seconds: float
     ideal_seconds: float
@@ -47,18 +50,19 @@ class Simulation:
         """Share of the time that went into steps that counted."""
         return self.ideal_seconds / self.seconds if self.seconds else 1.0
 
-    def write(self, folder: Path) -> tuple[Path, Path]:
-        """Write the step's timeline as SVG and as a Chrome trace (opens in Perfetto); returns both paths."""
-        picture, trace = folder / "timeline.svg", folder / "trace.json"
+    def write(self, folder: Path) -> tuple[Path, ...]:
+        """Write the step's timeline as SVG and as a trace for Perfetto, and where its time goes; returns the paths."""
+        picture, trace, parts = folder / "timeline.svg", folder / "trace.json", folder / "waterfall.svg"
         try:
             folder.mkdir(parents=True, exist_ok=True)
             picture.write_text(timeline_svg(self.timeline.spans), encoding="utf-8")
             trace.write_text(json.dumps(chrome_trace(self.timeline.spans)), encoding="utf-8")
+            parts.write_text(waterfall_svg(self.bars), encoding="utf-8")
         except OSError as error:
             raise MachineError(
                 f"cannot write in {folder}: {os.strerror(error.errno or 0)}", hint="choose another `--out`."
             ) from error
-        return picture, trace
+        return picture, trace, parts
 
 
 @dataclass(slots=True)
@@ -98,6 +102,6 @@ def simulate(plan: Plan, machine: Machine, *, mtbf: float, seed: int) -> Simulat
     drive(Started(plan=plan), controller=controller, backend=backend, record=_Memory())
     assert controller.state is not None
     return Simulation(
-        plan=plan, timeline=timeline, state=controller.state, seconds=backend.now(),
+        plan=plan, timeline=timeline, bars=plan_waterfall(plan, machine), state=controller.state, seconds=backend.now(),
         ideal_seconds=controller.state.step * timeline.total, save_seconds=save_seconds,
     )  # fmt: skip

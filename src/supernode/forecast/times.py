@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from supernode.forecast.efficiency import CardModel
 from supernode.forecast.kernels import PassTimes, pass_times
-from supernode.forecast.memory import card_parameters, expert_copies
-from supernode.forecast.network import Wires, exchange_time, gather_time, members_inside, send_time
+from supernode.forecast.memory import card_parameters, expert_copies, rank_shares
+from supernode.forecast.network import (
+    Wires,
+    exchange_time,
+    gather_time,
+    members_inside,
+    scatter_time,
+    sum_time,
+)
+from supernode.forecast.pipeline import bubble_time, forward_shares, transfer_time
 from supernode.workload.shape import ModelShape, Numbers
-from supernode.workload.strategy import FULL, GPIPE, ZERO_BUBBLE, Software, Strategies
+from supernode.workload.strategy import FULL, ZERO_BUBBLE, Software, Strategies
 from supernode.workload.sublayers import (
     attention_demand,
     embedding_traffic,
@@ -24,8 +32,6 @@ from supernode.workload.sublayers import (
 
 # The part of the tensor axis' collectives that user buffers or asynchronous tensor parallelism hide behind products.
 TENSOR_HIDDEN = 0.6
-# Likewise of the expert axis' exchanges, beside another micro-batch.
-EXPERT_HIDDEN = 0.7
 
 Gather = Callable[[Wires, Numbers, Numbers, Numbers], Numbers]
 """Seconds of an all-gather or a reduce-scatter over wires, of bytes in all, among cards, so many ranks apart."""
@@ -50,6 +56,7 @@ class StepParts:
         data: waiting for gradients, and for sharded weights.
         optimizer: the update.
         step: loader, gradient norm, scalars.
+        host: what keeping the axes going costs a host that cannot compute meanwhile.
     """
 
     compute: Numbers
@@ -62,12 +69,13 @@ class StepParts:
     data: Numbers
     optimizer: Numbers
     step: Numbers
+    host: Numbers = field(default_factory=lambda: np.zeros(()))
 
     @property
     def total(self) -> Numbers:
         """Seconds in all."""
         busy = self.compute + self.launch + self.tensor + self.context + self.expert
-        return busy + self.bubble + self.transfer + self.data + self.optimizer + self.step
+        return busy + self.bubble + self.transfer + self.data + self.optimizer + self.step + self.host
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -100,7 +108,7 @@ def step_parts(
         gather: how gradients and sharded weights travel over the data axis.
     """
     stage = stage_parts(model, ways, card, software)
-    most, last = _shares(model, ways)
+    most, last = rank_shares(model, ways)
     body = stage.body.total + stage.tensor + stage.context + stage.expert
     ends = stage.head.total, stage.embedding
     middle = most * body
@@ -111,25 +119,34 @@ def step_parts(
     in_ends = np.where((ways.pipeline > 1) & (middle >= final), 0.0, ends[0] + np.where(ways.pipeline > 1, 0, ends[1]))
     weight = (slow - in_ends) / np.maximum(body, 1e-12)
     whole = body + ends[0] + ends[1]
+    added = accumulation_time(model, ways, card, software)
+    # All ranks' passes and the slowest's, for what the pipeline waits.
+    passes = {
+        "whole": whole + ways.pipeline * added, "slow": slow + added, "weights": stage.body.weights + stage.head.weights
+    }  # fmt: skip
+    forward = stage.body.forward + stage.head.forward + ends[1] / 2 + _forward_waits(ways, software, stage)
+    # Put off, the weights' gradients are all that is left to compute when the last ones travel.
+    is_late = (ways.schedule == ZERO_BUBBLE) & (ways.pipeline > 1) & (ways.sharding < 3)
+    beside = weight * np.where(is_late, stage.body.weights, stage.body.backward)
+    data = _data(model, ways, card, software, gather, forward=weight * stage.body.forward, backward=beside)
+    # Weights that are gathered for every pass make every rank's passes longer, so that others wait for those, too.
+    longer = np.where(ways.sharding == 3, data / many, 0)
+    passes["whole"], passes["slow"] = passes["whole"] + ways.pipeline * longer, passes["slow"] + longer
+    moved = 2 * ways.element + software.gradient_bytes
+    forward = forward + ways.pipeline * longer * ways.element / moved
+    passes["weights"] = passes["weights"] + ways.pipeline * longer * software.gradient_bytes / moved
     return StepParts(
-        compute=many * (weight * stage.body.gpu + in_ends + accumulation_time(model, ways, card, software)),
+        compute=many * (weight * stage.body.gpu + in_ends + added),
         launch=many * weight * np.maximum(stage.body.total - stage.body.gpu, 0),
         tensor=many * weight * stage.tensor,
         context=many * weight * stage.context,
         expert=many * weight * stage.expert,
-        bubble=_bubble(ways, whole=whole, slow=slow),
-        transfer=_transfers(model, ways, card, software),
-        data=_data(
-            model,
-            ways,
-            card,
-            software,
-            gather,
-            forward=weight * stage.body.forward,
-            backward=weight * stage.body.backward,
-        ),
+        bubble=_left_open(ways, bubble_time(ways, **passes, forward=forward), card, passes["whole"], passes["slow"]),
+        transfer=transfer_time(model, ways, card, software, **passes),
+        data=data,
         optimizer=np.zeros(()) if software.adapters else update_time(model, ways, card, software),
-        step=np.asarray(card.fitted.step),
+        step=np.asarray(card.fitted.step) + _meeting(ways, card),
+        host=_host(model, ways, card, np.where(slow > middle, last, most)),
     )
 
 
@@ -152,56 +169,60 @@ def stage_parts(model: ModelShape, ways: Strategies, card: CardModel, software: 
     embedding = 2 * embedding_traffic(model, ways) / (card.memory_bandwidth * card.fitted.memory)
     return StageParts(
         body=body, head=head, embedding=embedding, tensor=_tensor(model, ways, card, software),
-        context=_context(model, ways, card, core), expert=_expert(model, ways, card, software),
+        context=_context(model, ways, card, core), expert=_expert(model, ways, card, software, beside=body.total),
     )  # fmt: skip
 
 
-def _shares(model: ModelShape, ways: Strategies) -> tuple[Numbers, Numbers]:
-    """Return the parts of the body that a middle pipeline rank and the last one hold; ends give way where uneven."""
-    layers = np.maximum(model.layers, 1)
-    parts = ways.pipeline * ways.interleave
-    each = np.ceil(layers / parts) * ways.interleave
-    spare = each * ways.pipeline - layers
-    return np.minimum(each / layers, 1), np.maximum(each - spare / 2, 0) / layers * (ways.pipeline > 1) + (
-        ways.pipeline <= 1
-    )
+def _forward_waits(ways: Strategies, software: Software, stage: StageParts) -> Numbers:
+    """Return what of the axes' exchanges the forwards wait for."""
+    shares = forward_shares(ways, software)
+    return stage.tensor * shares["tensor"] + stage.context * shares["context"] + stage.expert * shares["expert"]
 
 
-def _bubble(ways: Strategies, *, whole: Numbers, slow: Numbers) -> Numbers:
-    """Return how long the slowest rank waits while the pipeline fills and drains.
+def _left_open(ways: Strategies, bubble: Numbers, card: CardModel, whole: Numbers, slow: Numbers) -> Numbers:
+    """Return what is left of a pipeline's bubble where ranks share cores.
 
-    Source: Narayanan et al., arXiv:2104.04473, section 2.2; a zero-bubble schedule fills a third with the weights'
-    gradients at most (Qi et al., arXiv:2401.10241).
+    One that waits leaves its core to another, so that only what the cores cannot fill is lost: the way through the
+    pipeline at the whole core's speed may yet be longer than all the work over all cores.
     """
-    waits = np.maximum(whole - slow, 0) / ways.interleave
-    return np.where(ways.pipeline > 1, waits, 0) * np.where(ways.schedule == ZERO_BUBBLE, 1 / 3, 1)
+    if card.sharing <= 1:
+        return bubble
+    busy = ways.micro_batches * slow
+    needed = np.maximum((busy + bubble) / card.sharing, ways.micro_batches * whole / ways.pipeline)
+    return np.where(ways.pipeline > 1, needed - busy, 0)
 
 
-def _transfers(model: ModelShape, ways: Strategies, card: CardModel, software: Software) -> Numbers:
-    """Return the waiting for activations and their gradients between stages, unless it is overlapped.
+def _meeting(ways: Strategies, card: CardModel) -> Numbers:
+    """Return the time of the scalars that all ranks sum once a step; part of `fitted.step` where none was measured."""
+    if card.wires.curves is None:
+        return np.zeros(())
+    return card.wires.curves.time("all_reduce", np.full((), 32.0), cards=ways.cards)
 
-    Each micro-batch is exchanged twice, with the stage before and the one after; the fill and the drain pass each way
-    once. What travels cut over the tensor axis is gathered where it arrives, save with sequence parallelism.
-    """
-    nbytes = ways.tokens * model.width * ways.element
-    stride = ways.tensor * ways.context * ways.data
-    ahead = send_time(card.tuned_wires, nbytes / ways.tensor, stride=stride)
-    back = send_time(card.tuned_wires, nbytes / (1 if software.whole_gradients else ways.tensor), stride=stride)
-    whole = (ways.tensor <= 1) | (ways.sequence_parallel > 0)
-    gather = np.where(whole, 0, gather_time(card.tuned_wires, nbytes, cards=ways.tensor, stride=np.ones(())))
-    each = 2 * (ahead + back if software.serial_transfers else np.maximum(ahead, back)) + 2 * gather
-    steady = ways.micro_batches * ways.interleave * (0.0 if software.overlaps_pipeline else 1.0)
-    steady = np.where(ways.schedule == GPIPE, 0, steady)
-    return np.where(ways.pipeline > 1, each * steady + (ahead + back + 2 * gather) * (ways.pipeline - 1), 0)
+
+def _host(model: ModelShape, ways: Strategies, card: CardModel, share: Numbers) -> Numbers:
+    """Return the seconds that a host spends on the axes of a strategy, beside computing and exchanging."""
+    total = np.zeros(())
+    if not card.axes:
+        return total
+    degrees = {
+        "tensor": ways.tensor, "pipeline": ways.pipeline, "replicas": np.where(ways.sharding == 0, ways.data, 1),
+        "fsdp": np.where(ways.sharding == 3, ways.data, 1),
+    }  # fmt: skip
+    layers, many = share * model.layers, ways.micro_batches
+    for axis, cost in card.axes.items():
+        seconds = cost.step + layers * cost.layer + many * (cost.micro_batch + layers * cost.block)
+        total = total + np.where(degrees[axis] > 1, seconds, 0)
+    return total
 
 
 def _tensor(model: ModelShape, ways: Strategies, card: CardModel, software: Software) -> Numbers:
     """Return seconds of the tensor axis: a gather and a scatter per sublayer in each pass, once more if recomputed."""
     nbytes = ways.tokens * model.width * ways.element
-    one = 2 * gather_time(card.tuned_wires, nbytes, cards=ways.tensor, stride=np.ones(()))
+    one = sum_time(card.tuned_wires, nbytes, cards=ways.tensor, stride=np.ones(()))
     passes = np.where(ways.recompute == FULL, 3, 2)
     exposed = (1 - TENSOR_HIDDEN) if software.overlaps_tensor else 1.0
-    return np.where(ways.tensor > 1, one * passes * model.sublayers * exposed, 0)
+    many = passes * model.sublayers * exposed + (2 if software.splits_ends else 0)
+    return np.where(ways.tensor > 1, one * many, 0)
 
 
 def _context(model: ModelShape, ways: Strategies, card: CardModel, core: Numbers) -> Numbers:
@@ -215,24 +236,27 @@ def _context(model: ModelShape, ways: Strategies, card: CardModel, core: Numbers
     return np.where(ways.context > 1, exposed, 0)
 
 
-def _expert(model: ModelShape, ways: Strategies, card: CardModel, software: Software) -> Numbers:
+def _expert(model: ModelShape, ways: Strategies, card: CardModel, software: Software, *, beside: Numbers) -> Numbers:
     """Return seconds of the expert axis: tokens to their experts and back, in each pass.
 
-    A token that several experts of one node want crosses the network once (as in DeepEP).
+    A fused dispatcher sends a token that several experts of one node want over the network once (as DeepEP does), a
+    plain all-to-all once for each.
     """
     wires = card.tuned_wires
     tokens = ways.tokens / ways.tensor
     inside = members_inside(wires, ways.expert, ways.expert_tensor)
     nodes = np.maximum(ways.expert / inside, 1)
-    copies = nodes * (1 - (1 - 1 / nodes) ** model.routed)
+    copies = nodes * (1 - (1 - 1 / nodes) ** model.routed) if software.fused_dispatch else model.routed
     nbytes = tokens * model.routed_width * ways.element
     within = exchange_time(wires, nbytes * model.routed, cards=inside, stride=ways.expert_tensor)
     across = (nodes > 1) * (
         nbytes * copies * (nodes - 1) / nodes / (wires.outside * wires.outside_efficiency) + wires.outside_latency
     )
     passes = np.where((ways.recompute == FULL) | software.redone_experts, 6, 4)
-    exposed = (1 - EXPERT_HIDDEN) if software.overlaps_expert else 1.0
-    return np.where(ways.expert > 1, exposed * passes * model.mixtures * (within + across), 0)
+    wait = passes * model.mixtures * (within + across)
+    if software.overlaps_expert:  # beside another micro-batch
+        wait = np.maximum(wait - beside, 0) + card.fitted.contention * np.minimum(wait, beside)
+    return np.where(ways.expert > 1, wait, 0)
 
 
 def _data(
@@ -250,24 +274,55 @@ def _data(
     is_sharded = ways.sharding == 3
     if software.adapters:
         return np.zeros(())
-    hidden = card.fitted.contention
-    # Interleaved, a part of the model is synchronised while the others' last passes of a group of micro-batches run, and
-    # gathered while the others' first ones do (Megatron-LM, core/pipeline_parallel/schedules.py, grad_sync_func).
+    hidden = data_contention(model, ways, card, software, scatter + gather)
+    # Interleaved, a part of the model is synchronised beside the others' last passes of a group of micro-batches, and
+    # gathered beside their first ones (Megatron-LM, core/pipeline_parallel/schedules.py, grad_sync_func).
     group = np.minimum(ways.pipeline, np.maximum(ways.micro_batches, 1)) - 1
     beside = 1 + np.where(is_sharded, 0, group * (ways.interleave - 1) / ways.interleave)
     forward, backward = beside * forward, beside * backward
+    scatters = 1 if software.scatters_once else ways.micro_batches
     if not software.overlaps_data:
         once = scatter + np.where(ways.sharding > 0, gather, scatter)
-        return np.where(is_sharded, ways.micro_batches * (2 * gather + scatter), once)
+        return np.where(is_sharded, ways.micro_batches * 2 * gather + scatters * scatter, once)
+
+    first = first_share(model, ways)
 
     def exposed(wait: Numbers, beside: Numbers) -> Numbers:
-        return np.maximum(wait - beside, 0) + hidden * np.minimum(wait, beside)
+        rest = (1 - first) * wait
+        return first * wait + np.maximum(rest - beside, 0) + hidden * np.minimum(rest, beside)
 
     once = np.where(
         ways.sharding > 0, exposed(scatter, backward) + exposed(gather, forward), exposed(2 * scatter, backward)
     )
-    each = exposed(gather, forward) + exposed(gather + scatter, backward)
-    return np.where(is_sharded, ways.micro_batches * each, once)
+    each = exposed(gather, forward) + np.maximum(exposed(gather, backward) - first * gather, 0)
+    both = exposed(gather + scatter, backward) if software.overlaps_sums else exposed(gather, backward) + scatter
+    # Of the backward's gathers, the first is of the layer that has just been used.
+    last = exposed(gather, forward) + np.maximum(both - first * gather, 0)
+    return np.where(is_sharded, (ways.micro_batches - scatters) * each + scatters * last, once)
+
+
+def data_contention(model: ModelShape, ways: Strategies, card: CardModel, software: Software, wait: Numbers) -> Numbers:
+    """Return the part of the time beside computing that exchanges over the data axis cost it.
+
+    What a transfer takes from the card, multiprocessors and memory bandwidth, goes with its rate.
+
+    Args:
+        wait: seconds of the exchanges.
+    """
+    fast = replace(card, wires=replace(card.wires, node_cards=2**30))
+    alone = np.minimum(sum(data_times(model, ways, fast, software)) / np.maximum(wait, 1e-12), 1.0)
+    return np.asarray(card.fitted.contention * alone)
+
+
+def first_share(model: ModelShape, ways: Strategies) -> Numbers:
+    """Return the part of a card's parameters beside which nothing runs: gathered before the first layer, summed last.
+
+    It is what the embedding's end of the model is wrapped with, and a layer.
+    """
+    body = (model.body_parameters + model.routed_parameters) / ways.pipeline
+    ends = model.vocabulary * model.width * np.where((ways.pipeline > 1) | (model.tied > 0), 1, 2)
+    layer = body * ways.pipeline / np.maximum(model.layers, 1)
+    return np.minimum((ends + layer) / (ends + body), 1.0)
 
 
 def data_times(
@@ -278,6 +333,8 @@ def data_times(
     dense = ways.data * ways.context, ways.tensor
     experts = expert_copies(ways), ways.expert * ways.expert_tensor
     wires = replace(card.tuned_wires, outside=card.wires.outside * software.rails)
+    if wires.curves is not None:
+        return _measured_data(model, ways, software, wires, body + routed)
 
     def both(element: Numbers | float) -> Numbers:
         return collective(wires, body * element, *dense) + collective(wires, routed * element, *experts)
@@ -285,11 +342,27 @@ def data_times(
     return both(software.gradient_bytes), both(ways.element)
 
 
+def _measured_data(
+    model: ModelShape, ways: Strategies, software: Software, wires: Wires, weights: Numbers
+) -> tuple[Numbers, Numbers]:
+    """Return the same of a machine whose collectives were measured, each kind by its own curve.
+
+    Whole copies are summed by all-reduces, half of one standing for each way.
+    """
+    layers = rank_shares(model, ways)[0] * model.layers
+    pieces = np.where((ways.sharding == 3) & software.gathers_by_layer, layers + 1, 1)
+    sums = weights * software.gradient_bytes / pieces
+    scatter = pieces * scatter_time(wires, sums, cards=ways.data, stride=ways.tensor)
+    half = sum_time(wires, weights * software.gradient_bytes, cards=ways.data, stride=ways.tensor) / 2
+    gather = pieces * gather_time(wires, weights * ways.element / pieces, cards=ways.data, stride=ways.tensor)
+    return np.where(ways.sharding == 0, half, scatter), gather
+
+
 def accumulation_time(model: ModelShape, ways: Strategies, card: CardModel, software: Software) -> Numbers:
-    """Return the time of adding one micro-batch's gradients to the sum; FSDP adds only shards, which costs nothing."""
+    """Return the time of adding one micro-batch's gradients to the sum, or of copying what sharding puts together."""
     dense, experts = card_parameters(model, ways)
-    kept = np.where((ways.sharding == 3) | software.adapters, 0.0, dense + experts)
-    return kept * software.accumulate_bytes / (card.memory_bandwidth * card.fitted.memory)
+    kept = np.where(ways.sharding == 3, software.shard_bytes, software.accumulate_bytes) * (dense + experts)
+    return np.where(software.adapters, 0.0, kept) / (card.memory_bandwidth * card.fitted.memory)
 
 
 def update_time(model: ModelShape, ways: Strategies, card: CardModel, software: Software) -> Numbers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from supernode.hardware.machine import Machine, Tier
 from supernode.schema.plan import Plan
@@ -26,12 +27,6 @@ def send_time(nbytes: float, *, tier: Tier) -> float:
     return nbytes / tier.bandwidth + tier.latency
 
 
-def tensor_tier(plan: Plan, machine: Machine) -> Tier:
-    """Return the slowest tier that a tensor group crosses."""
-    width = plan.layout.tensor
-    return _slowest(machine, (plan.cards[first : first + width] for first in range(0, plan.ranks, width)))
-
-
 def data_tier(plan: Plan, machine: Machine) -> Tier:
     """Return the slowest tier that a data group crosses."""
     tensor, block = plan.layout.tensor, plan.layout.tensor * plan.layout.data
@@ -49,13 +44,9 @@ def pipeline_tier(plan: Plan, machine: Machine) -> Tier:
     pairs = [(rank, rank + block) for rank in range(plan.ranks - block)]
     if plan.layout.interleave > 1:
         pairs += [(rank, rank + plan.ranks - block) for rank in range(block)]
-    return _slowest(machine, ((plan.cards[a], plan.cards[b]) for a, b in pairs))
-
-
-def ends_tier(plan: Plan, machine: Machine) -> Tier:
-    """Return the slowest tier between the pipeline's first and last rank, which share a tied matrix."""
-    block = plan.layout.tensor * plan.layout.data
-    return _slowest(machine, ((plan.cards[rank], plan.cards[rank + plan.ranks - block]) for rank in range(block)))
+    slowest = _slowest(machine, ((plan.cards[a], plan.cards[b]) for a, b in pairs))
+    # Where cards are joined directly, a message takes one link of those that a card has.
+    return replace(slowest, bandwidth=min(slowest.bandwidth, machine.link_bandwidth)) if machine.is_direct else slowest
 
 
 def _slowest(machine: Machine, groups: Iterable[Sequence[int]]) -> Tier:

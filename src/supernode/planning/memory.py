@@ -1,21 +1,15 @@
-"""How full does the fullest card get? Weights, gradients, optimizer and activations by closed form."""
+"""How full does the fullest card of a plan get? The forecast's count, given the plan's own cut and trainer."""
 
 from __future__ import annotations
 
-from supernode.planning.order import forwards_ahead
-from supernode.planning.work import (
-    ELEMENT_BYTES,
-    block_activations,
-    block_matrix,
-    head_matrix,
-    micro_batch_tokens,
-    rank_parameters,
-    shape_of,
-    sharded_by,
-    share,
-)
-from supernode.schema.model import DecoderShape
-from supernode.schema.plan import MemoryUse, Plan, Stage
+from supernode.forecast.efficiency import precision_index
+from supernode.forecast.memory import memory_parts
+from supernode.planning.work import ELEMENT_BYTES, shape_of
+from supernode.schema.plan import MemoryUse, Plan
+from supernode.workload.shape import decoder_shape
+from supernode.workload.strategy import GPIPE, INTERLEAVED, ONE_F_ONE_B, Software, Strategies, make_strategies
+
+SCHEDULES = {"gpipe": GPIPE, "1f1b": ONE_F_ONE_B, "interleaved": INTERLEAVED}
 
 
 def memory_use(plan: Plan) -> MemoryUse | None:
@@ -23,14 +17,21 @@ def memory_use(plan: Plan) -> MemoryUse | None:
 
     Weights, gradients and moments are all of the job's precision, as PyTorch's optimizers keep them. The driver's own
     memory and what the allocator loses to fragments are not counted.
-
-    Source: Korthikanti et al., arXiv:2205.05198; Rajbhandari et al., arXiv:1910.02054, section 3 (sharding).
     """
     shape = shape_of(plan)
     if shape is None:
         return None
-    uses = (_rank_use(plan, shape, rank) for rank in range(plan.layout.pipeline))
-    return max(uses, key=lambda use: use.total)
+    does = trainer(precision=plan.job.precision, moments=moments(plan), drops=shape.dropout > 0)
+    held = memory_parts(decoder_shape(shape), strategy_of(plan), does)
+    activations, weights = float(held.activations), float(held.weights)
+    # The update makes one temporary as large as the weights (torch.optim, foreach); by then activations are free.
+    return MemoryUse(
+        weights=round(weights),
+        gradients=round(float(held.gradients)),
+        optimizer=round(float(held.optimizer)),
+        activations=round(activations),
+        workspace=round(max(float(held.workspace), float(held.gradients) - activations)),
+    )
 
 
 def moments(plan: Plan) -> int:
@@ -39,64 +40,39 @@ def moments(plan: Plan) -> int:
     return 2 if spec.name == "adamw" else int(spec.momentum > 0)
 
 
-def _rank_use(plan: Plan, shape: DecoderShape, rank: int) -> MemoryUse:
-    layout, element = plan.layout, ELEMENT_BYTES[plan.job.precision]
-    weights = share(rank_parameters(plan, shape, rank), sharded_by(layout)) * element
-    activations = _activations(plan, shape, rank)
-    workspace = _logits(plan, shape, rank) + _gathered(plan, shape, rank)
-    # The update makes one temporary as large as the weights (torch.optim, foreach); by then activations are free.
-    return MemoryUse(
-        weights=weights,
-        gradients=weights,
-        optimizer=moments(plan) * weights,
-        activations=activations,
-        workspace=max(workspace, weights - activations),
-    )
-
-
-def _activations(plan: Plan, shape: DecoderShape, rank: int) -> int:
+def strategy_of(plan: Plan) -> Strategies:
+    """Return the plan's degrees in the forecast's terms, with the layers that its pipeline ranks really hold."""
     layout = plan.layout
-    held = forwards_ahead(
-        layout.schedule,
-        rank=rank,
-        pipeline=layout.pipeline,
-        interleave=layout.interleave,
-        micro_batches=plan.micro_batches if layout.pipeline > 1 else 1,
-    )
-    mine = [stage for stage in plan.stages if stage.rank == rank]
-    # Passes in flight spread over the rank's stages; an uneven rest is put on its largest.
-    whole, rest = divmod(held, len(mine))
-    sizes = [_stage_activations(plan, shape, stage) for stage in mine]
-    return whole * sum(sizes) + rest * max(sizes)
+    held = [0] * layout.pipeline
+    for stage in plan.stages:
+        held[stage.rank] += stage.last - stage.first
+    return make_strategies(
+        tensor=layout.tensor, pipeline=layout.pipeline, interleave=layout.interleave, data=layout.data,
+        sharding=3 if layout.sharding == "fsdp" and layout.data > 1 else 0, micro_batch=plan.micro_batch,
+        batch=plan.micro_batch * plan.micro_batches * layout.data, sequence=plan.job.data.sequence,
+        schedule=SCHEDULES[layout.schedule], precision=precision_index(plan.job.precision),
+        fullest=max(held[:-1], default=0), last=held[-1] if layout.pipeline > 1 else 0,
+    )  # fmt: skip
 
 
-def _stage_activations(plan: Plan, shape: DecoderShape, stage: Stage) -> int:
-    """Return bytes that one micro-batch leaves in one stage until its backward."""
-    layout, element = plan.layout, ELEMENT_BYTES[plan.job.precision]
-    blocks = stage.last - stage.first
-    per_token = blocks * block_activations(shape, layout.tensor) * element
-    if shape.dropout:
-        per_token += blocks * 2 * shape.width  # one byte of mask for each element
-    if stage.heads:
-        per_token += 2 * shape.width * element
-    elif layout.pipeline > 1:
-        per_token += shape.width * element  # the output, kept until it is sent and its gradient is back
-    return micro_batch_tokens(plan) * per_token
+def trainer(
+    *, precision: str = "bfloat16", clips: bool = True, moments: int = 2, copies: bool = False, drops: bool = False
+) -> Software:
+    """Return what our own trainer does: eager PyTorch with `scaled_dot_product_attention`.
 
+    Clipping reads the gradient twice and writes it once; the update reads weights, gradient and moments and writes all
+    but the gradient. Whole copies gather their gradients in buckets first, which reads and writes them.
 
-def _logits(plan: Plan, shape: DecoderShape, rank: int) -> int:
-    """Return bytes of the logits, their log-probabilities and their gradient, the latter two in float32."""
-    if not any(stage.heads and stage.rank == rank for stage in plan.stages):
-        return 0
-    per_logit = ELEMENT_BYTES[plan.job.precision] + 4 + 4
-    return micro_batch_tokens(plan) * share(shape.vocabulary, plan.layout.tensor) * per_logit
-
-
-def _gathered(plan: Plan, shape: DecoderShape, rank: int) -> int:
-    """Return bytes of what `fsdp` holds whole: a unit in use, the next one, and one unit's gradients."""
-    if sharded_by(plan.layout) == 1:
-        return 0
-    tensor = plan.layout.tensor
-    at_an_end = any((stage.embeds or stage.heads) and stage.rank == rank for stage in plan.stages)
-    unit = max(block_matrix(shape, tensor), head_matrix(shape, tensor) if at_an_end else 0)
-    return 3 * unit * ELEMENT_BYTES[plan.job.precision]
+    Args:
+        precision: of weights and arithmetic.
+        clips: the gradient's norm is limited.
+        moments: numbers that the optimizer keeps for each weight.
+        copies: the data axis keeps whole copies.
+        drops: blocks have dropout.
+    """
+    element = ELEMENT_BYTES[precision]
+    passes = 3 * clips + 3 + 2 * moments + 2 * copies
+    return Software(
+        fused=False, dropout=drops, gradient_bytes=element, update_bytes=passes * element, splits_ends=True,
+        scatters_once=True, whole_gradients=True, whole_messages=True, master_copy=False, moments=moments,
+    )  # fmt: skip

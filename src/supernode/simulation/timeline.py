@@ -6,15 +6,17 @@ import math
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from supernode.simulation.step import Span
+from supernode.simulation.events.span import Span
 from supernode.units import show_seconds
 
 _COLOURS = {
-    "forward": "#4477aa", "backward": "#228833", "send": "#bbbbbb",
-    "data": "#ccbb44", "optimizer": "#aa3377", "overhead": "#66ccee",
+    "forward": "#4477aa", "backward": "#228833", "weights": "#117733", "tensor": "#ee6677", "context": "#ee8866",
+    "expert": "#cc6677", "send": "#bbbbbb", "data": "#ccbb44", "optimizer": "#aa3377", "overhead": "#66ccee",
 }  # fmt: skip
-"""Paul Tol's "bright" scheme, told apart with any colour vision; the letter in each box says the same."""
+"""Paul Tol's "bright" and "muted" schemes, told apart with any colour vision; letters and places say the same."""
 _WIDTH, _ROW, _LEFT, _TOP = 960, 28, 60, 8
+_THIN = {"tensor": 0, "context": 0, "expert": 0, "send": 1, "data": 2}
+"""Kinds that are drawn as thin bars, and in which line of them."""
 # Below this width in pixels a box has no room for its label.
 _LABEL_WIDTH = 14
 
@@ -39,7 +41,7 @@ def nice_ticks(top: float, *, bottom: float = 0.0, most: int = 6) -> list[float]
 def timeline_svg(spans: Iterable[Span]) -> str:
     """Return the step as one SVG picture: a row per pipeline rank, a box per pass, F and B with the micro-batch.
 
-    Transfers are thin bars below the row of their sender.
+    Below each row are thin bars: what the passes above wait for, what the rank sends, and its exchanges.
     """
     drawn = list(spans)
     ranks = 1 + max((span.rank for span in drawn), default=0)
@@ -66,29 +68,37 @@ def timeline_svg(spans: Iterable[Span]) -> str:
 
 
 def chrome_trace(spans: Iterable[Span]) -> dict[str, Any]:
-    """Return the step in Chrome's trace format: one track per rank and one for what it sends; times in microseconds."""
+    """Return the step in Chrome's trace format: tracks of each rank for its passes, its exchanges, and each receiver.
+
+    What waits for an axis lies within its pass. Times are microseconds, of whole nanoseconds, as Perfetto keeps them:
+    else a part could end after what it lies in.
+    """
     events: list[dict[str, Any]] = []
-    tracks: dict[int, str] = {}
-    for span in spans:
-        track = 2 * span.rank + (span.kind == "send")
-        tracks[track] = f"rank {span.rank}" + (" sends" if span.kind == "send" else "")
+    tracks: dict[tuple[int, int, str], int] = {}
+    for span in sorted(spans, key=lambda span: (span.rank, span.start, -span.end)):
+        start, end = round(span.start * 1e9), round(span.end * 1e9)
+        track = tracks.setdefault(_track(span), len(tracks))
         events.append(
             {
-                "name": _label(span),
-                "cat": span.kind,
-                "ph": "X",
-                "ts": span.start * 1e6,
-                "dur": (span.end - span.start) * 1e6,
-                "pid": 0,
-                "tid": track,
-                "args": {"stage": span.stage, "micro_batch": span.micro_batch},
+                "name": _label(span), "cat": span.kind, "ph": "X", "ts": start / 1e3, "dur": (end - start) / 1e3,
+                "pid": 0, "tid": track, "args": {"stage": span.stage, "micro_batch": span.micro_batch},
             }
-        )
-    names = [
-        {"name": "thread_name", "ph": "M", "pid": 0, "tid": track, "args": {"name": name}}
-        for track, name in sorted(tracks.items())
-    ]
+        )  # fmt: skip
+    names = []
+    for place, ((_, _, name), track) in enumerate(sorted(tracks.items())):
+        for key, value in (("name", name), ("sort_index", place)):
+            about = {"name": f"thread_{key}", "ph": "M", "pid": 0, "tid": track, "args": {key: value}}
+            names.append(about)
     return {"displayTimeUnit": "ms", "traceEvents": names + events}
+
+
+def _track(span: Span) -> tuple[int, int, str]:
+    """Return the rank, the place below it, and the name of the track of a span."""
+    if span.kind == "send":
+        return span.rank, 2 + span.to, f"rank {span.rank} sends to {span.to}"
+    if span.kind == "data":
+        return span.rank, 1, f"rank {span.rank} exchanges"
+    return span.rank, 0, f"rank {span.rank}"
 
 
 def _label(span: Span) -> str:
@@ -100,10 +110,10 @@ def _label(span: Span) -> str:
 def _box(span: Span, scale: float) -> str:
     x, width = _LEFT + span.start * scale, max((span.end - span.start) * scale, 0.2)
     y, height = _TOP + span.rank * _ROW, 20
-    if span.kind == "send":
-        y, height = y + 21, 3
+    if span.kind in _THIN:
+        y, height = y + 20 + 2 * _THIN[span.kind], 2
     text = ""
-    if span.kind != "send" and width >= _LABEL_WIDTH:
+    if span.kind not in _THIN and width >= _LABEL_WIDTH:
         letter = span.kind[0].upper() + (str(span.micro_batch) if span.micro_batch >= 0 else "")
         text = f'<text x="{x + width / 2:.1f}" y="{y + 14}" text-anchor="middle" fill="#fff">{letter}</text>'
     box = f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="{height}" fill="{_COLOURS[span.kind]}" stroke="#fff"'
@@ -122,7 +132,7 @@ def _axis(total: float, scale: float, *, y: int) -> list[str]:
 def _legend(kinds: Collection[str], *, y: int) -> str:
     shown = [kind for kind in _COLOURS if kind in kinds]
     return "".join(
-        f'<rect x="{_LEFT + 110 * i}" y="{y - 10}" width="11" height="11" fill="{_COLOURS[kind]}"/>'
-        f'<text x="{_LEFT + 110 * i + 16}" y="{y}">{kind}</text>'
+        f'<rect x="{_LEFT + 88 * i}" y="{y - 10}" width="11" height="11" fill="{_COLOURS[kind]}"/>'
+        f'<text x="{_LEFT + 88 * i + 15}" y="{y}">{kind}</text>'
         for i, kind in enumerate(shown)
     )

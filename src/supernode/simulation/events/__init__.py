@@ -1,0 +1,1 @@
+"""One step in virtual time: what it consists of, what carries its messages, and what happens when."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -255,16 +256,46 @@ class Deep(nn.Module):
 
 
 def test_a_constructor_that_needs_values_gets_them() -> None:
-    def build() -> nn.Module:
-        try:
-            return Deep()
-        except RuntimeError as error:  # as the loader of the user's file tells it
-            raise ModelError(str(error)) from error
-
-    found = trace_module(build, batches(4), cross_entropy)
+    found = trace_module(Deep, batches(4), cross_entropy)
 
     assert found.parameters == 50
     assert "built for real" in found.notes[0]
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells = nn.GRU(8, 8, 2, bidirectional=True, batch_first=True)
+        self.head = nn.Linear(16, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.cells(x)[0][:, -1])
+
+
+def test_a_recurrent_layer_is_counted_step_by_step() -> None:
+    found = trace_module(Recurrent, batches(5, 8), cross_entropy)
+
+    # Three gates from input and state, five steps, two ways; the second layer reads both ways of the first.
+    gates = 5 * 2 * 2 * 3 * 8 * ((8 + 8) + (16 + 8))
+    assert found.forward.of(1).products == pytest.approx(gates + 2 * 16 * 10)
+
+
+class FromNumpy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.jit.script(nn.Linear(4, 10))
+        self.layer.weight.data = torch.from_numpy(np.ones((10, 4), dtype=np.float32))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+def test_weights_from_numpy_and_scripted_layers_are_counted() -> None:
+    found = trace_module(FromNumpy, batches(4), cross_entropy)
+
+    assert found.parameters == 50
+    assert found.flops(3) == pytest.approx(3 * 2 * 2 * 40)
 
 
 class Branching(nn.Module):

@@ -68,6 +68,8 @@ class Counter(TorchDispatchMode):
         self._live_bytes = self._most = 0
         self._handles: list[Any] = []
         for name, module in model.named_modules():
+            if isinstance(module, torch.jit.ScriptModule):  # takes no hooks: its work counts as its parent's
+                continue
             self._handles += [
                 module.register_forward_pre_hook(self._entering(name)),
                 module.register_forward_hook(self._leaving(name), always_call=True),

@@ -85,7 +85,7 @@ def trace_module(
     try:
         with torch.device("meta"):
             model = build()
-    except ModelError:
+    except Exception:  # noqa: BLE001 - whether it is about values, the second attempt tells
         _limit_memory()
         model = build()  # An error that is not about values comes again.
         notes = ("the model was built for real, since its constructor needs values.",)

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from supernode.cli.advise import compare, forecast, plan
+from supernode.cli.calibrate import calibrate
 from supernode.cli.claims import claims
 from supernode.cli.flags import (
     Card,
@@ -142,6 +143,7 @@ def sheet(
     show.machine(node(cards, card, interconnect, cooling, machine, None).sheet(), as_json=as_json)
 
 
+app.command()(calibrate)
 app.command()(claims)
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from supernode.errors import ModelError
-from supernode.forecast.efficiency import precision_index
+from supernode.forecast.efficiency import CardModel, precision_index
 from supernode.forecast.kernels import pass_times
-from supernode.forecast.network import gather_time, send_time
+from supernode.forecast.network import gather_time, scatter_time, send_time, sum_time
+from supernode.forecast.pipeline import bubble_time, travel_time
 from supernode.forecast.rates import card_of
 from supernode.hardware.machine import Machine
-from supernode.planning.cost import BUCKET, TRAINER, StageTime
+from supernode.planning.cost import BUCKET, TRAINER, StageTime, at_work, software_of
 from supernode.planning.cut import cut_stages
-from supernode.planning.memory import moments
+from supernode.planning.memory import moments, strategy_of
 from supernode.planning.order import forwards_ahead
 from supernode.planning.work import ELEMENT_BYTES, sharded_by, share
 from supernode.schema.job import JobSpec
@@ -36,7 +37,7 @@ def cut_traced(
             f"{layout.pipeline * layout.interleave} stages",
             hint="set `parallelism.pipeline` to 1, or return an nn.Sequential.",
         )
-    costs = [sum(pair) for pair in _block_times(job, trace, machine, micro_batch)]
+    costs = [sum(pair) for pair in _block_times(job, trace, card_of(machine, layout.ranks), micro_batch)]
     return cut_stages(costs, pipeline=layout.pipeline, interleave=layout.interleave)
 
 
@@ -44,42 +45,68 @@ def traced_stage_times(plan: Plan, machine: Machine) -> tuple[StageTime, ...]:
     """Return the seconds of one micro-batch in every stage, in order; none without a trace."""
     if plan.trace is None:
         return ()
-    times = _block_times(plan.job, plan.trace, machine, plan.micro_batch)
+    card, adds = at_work(plan, machine), software_of(plan, machine).accumulate_bytes
+    times = _block_times(plan.job, plan.trace, card, plan.micro_batch)
     return tuple(
         StageTime(
-            stage=stage, forward=sum(ahead for ahead, _ in times[stage.first : stage.last]),
-            backward=sum(back for _, back in times[stage.first : stage.last]),
+            stage=stage,
+            forward=sum(ahead for ahead, _ in times[stage.first : stage.last]),
+            backward=sum(back for _, back in times[stage.first : stage.last])
+            + adds * held_parameters(_of_stage(plan, stage))[1] / (card.memory_bandwidth * card.fitted.memory),
         )
         for stage in plan.stages
-    )  # fmt: skip
+    )
 
 
-def traced_transfer_time(plan: Plan, machine: Machine) -> float:
-    """Return the time of the longest way of one micro-batch from stage to stage; 0 on one stage."""
+def traced_messages(plan: Plan, machine: Machine) -> tuple[float, float]:
+    """Return bytes and seconds of the largest message from stage to stage; its gradient is as large."""
     if plan.trace is None or plan.layout.pipeline == 1:
-        return 0.0
+        return 0.0, 0.0
     nbytes = max(_output(plan.trace, stage, plan.micro_batch) for stage in plan.stages[:-1])
-    stride = as_numbers(plan.layout.data)
-    return float(send_time(card_of(machine).tuned_wires, as_numbers(nbytes), stride=stride))
+    wires, stride = at_work(plan, machine).tuned_wires, as_numbers(plan.layout.data)
+    return nbytes, float(send_time(wires, as_numbers(nbytes), stride=stride))
+
+
+def traced_sums(plan: Plan, machine: Machine, rank: int) -> tuple[float, float]:
+    """Return the seconds of summing a pipeline rank's gradients into shards, and of gathering its weights.
+
+    Whole copies are summed by all-reduces, half of one standing for each way.
+    """
+    layout, wires = plan.layout, at_work(plan, machine).tuned_wires
+    if layout.data == 1:
+        return 0.0, 0.0
+    held, trained = (as_numbers(n * ELEMENT_BYTES[plan.job.precision]) for n in held_parameters(_parts(plan, rank)))
+    cards, one = as_numbers(layout.data), as_numbers(1)
+    if layout.sharding == "replicas":
+        half = float(sum_time(wires, trained, cards=cards, stride=one)) / 2
+        return half, half
+    scatter = float(scatter_time(wires, trained, cards=cards, stride=one))
+    return scatter, float(gather_time(wires, held, cards=cards, stride=one))
 
 
 def traced_step_time(plan: Plan, machine: Machine) -> StepTime | None:
     """Return the prediction, told from the busiest pipeline rank; None without a trace."""
     if plan.trace is None:
         return None
-    times = traced_stage_times(plan, machine)
-    by_rank = [[t for t in times if t.stage.rank == rank] for rank in range(plan.layout.pipeline)]
-    busiest = max(by_rank, key=lambda mine: sum(t.total for t in mine))
-    trained = max(held_parameters(_parts(plan, rank))[1] for rank in range(plan.layout.pipeline))
-    added = (plan.micro_batches - 1) * 3 * trained * ELEMENT_BYTES[plan.job.precision]  # gradients to their sum
+    times, ranks = traced_stage_times(plan, machine), range(plan.layout.pipeline)
+    by_rank = [[t for t in times if t.stage.rank == rank] for rank in ranks]
+    busy = [sum(t.total for t in mine) for mine in by_rank]
+    busiest = busy.index(max(busy))
     return StepTime(
-        compute=plan.micro_batches * sum(t.computing for t in busiest) + added / machine.card.memory_bandwidth,
+        compute=plan.micro_batches * busy[busiest],
         tensor=0.0,
-        pipeline=_pipeline_waits(plan, machine, times, busiest),
-        data=_data_sync(plan, machine, trained, busiest),
-        optimizer=_update(plan, machine, trained),
-        overhead=card_of(machine).fitted.step,
+        pipeline=_pipeline_waits(plan, machine, whole=sum(busy), slow=max(busy)),
+        data=_data_waits(plan, machine, busiest, backward=sum(t.backward for t in by_rank[busiest])),
+        optimizer=max(traced_update(plan, machine, rank) for rank in ranks),
+        overhead=at_work(plan, machine).fitted.step,
     )
+
+
+def traced_update(plan: Plan, machine: Machine, rank: int) -> float:
+    """Return the time of clipping and update on a pipeline rank, both bound by memory."""
+    card = at_work(plan, machine)
+    mine = share(held_parameters(_parts(plan, rank))[1], sharded_by(plan.layout))
+    return mine * software_of(plan, machine).update_bytes / (card.memory_bandwidth * card.fitted.memory)
 
 
 def traced_memory(plan: Plan) -> MemoryUse | None:
@@ -101,8 +128,7 @@ def stage_names(plan: Plan) -> str:
     return " | ".join(piece[0] if len(piece) == 1 else f"{piece[0]}–{piece[-1]}" for piece in pieces if piece)
 
 
-def _block_times(job: JobSpec, trace: ModelTrace, machine: Machine, samples: int) -> list[tuple[float, float]]:
-    card = card_of(machine)
+def _block_times(job: JobSpec, trace: ModelTrace, card: CardModel, samples: int) -> list[tuple[float, float]]:
     element = ELEMENT_BYTES[job.precision]
     ways = make_strategies(micro_batch=samples, precision=precision_index(job.precision))
     both = []
@@ -114,9 +140,13 @@ def _block_times(job: JobSpec, trace: ModelTrace, machine: Machine, samples: int
 
 def _parts(plan: Plan, rank: int) -> tuple[TracedPart, ...]:
     """Return the parts that a pipeline rank holds."""
-    assert plan.trace is not None
     mine = [stage for stage in plan.stages if stage.rank == rank]
-    return tuple(part for s in mine for block in range(s.first, s.last) for part in plan.trace.block(block))
+    return tuple(part for stage in mine for part in _of_stage(plan, stage))
+
+
+def _of_stage(plan: Plan, stage: Stage) -> tuple[TracedPart, ...]:
+    assert plan.trace is not None
+    return tuple(part for block in range(stage.first, stage.last) for part in plan.trace.block(block))
 
 
 def _output(trace: ModelTrace, stage: Stage, samples: int) -> float:
@@ -151,7 +181,7 @@ def _activations(plan: Plan, trace: ModelTrace, rank: int) -> int:
     )  # fmt: skip
     sizes = []
     for stage in (stage for stage in plan.stages if stage.rank == rank):
-        parts = [part for block in range(stage.first, stage.last) for part in trace.block(block)]
+        parts = _of_stage(plan, stage)
         is_sent = stage.index < len(plan.stages) - 1  # the output is kept until its gradient is back
         sent = _output(trace, stage, plan.micro_batch) if is_sent else 0.0
         sizes.append(sum(part.kept.of(plan.micro_batch) for part in parts) + sent)
@@ -159,42 +189,28 @@ def _activations(plan: Plan, trace: ModelTrace, rank: int) -> int:
     return int(whole * sum(sizes) + rest * max(sizes))
 
 
-def _pipeline_waits(plan: Plan, machine: Machine, times: tuple[StageTime, ...], busiest: list[StageTime]) -> float:
-    """Return the bubble and the transfers that nothing hides, as `planning.cost` counts them for a shape."""
-    layout = plan.layout
-    if layout.pipeline == 1:
-        return 0.0
-    others = [t.total for t in times if t not in busiest]
-    if layout.schedule == "1f1b":
-        ways = 2 * (layout.pipeline - 1) * plan.micro_batches / layout.pipeline + 2 * (layout.pipeline - 2)
-    else:
-        ways = 2.0 * (layout.pipeline * layout.interleave - 1)
-    return (layout.pipeline - 1) * sum(others) / len(others) + ways * traced_transfer_time(plan, machine)
+def _pipeline_waits(plan: Plan, machine: Machine, *, whole: float, slow: float) -> float:
+    """Return the bubble and the transfers that nothing hides, as `forecast.pipeline` has them for a shape."""
+    ways, software, (_, message) = strategy_of(plan), software_of(plan, machine), traced_messages(plan, machine)
+    none, both = as_numbers(0), {"whole": as_numbers(whole), "slow": as_numbers(slow)}
+    bubble = bubble_time(ways, **both, forward=none, weights=none)
+    hop = as_numbers(message)
+    return float(bubble + travel_time(ways, software, ahead=hop, back=hop, landing=none, **both, weights=none))
 
 
-def _data_sync(plan: Plan, machine: Machine, trained: int, busiest: list[StageTime]) -> float:
+def _data_waits(plan: Plan, machine: Machine, rank: int, *, backward: float) -> float:
     """Return the gradients' synchronisation that computing does not hide.
 
     A stage is one unit of `fsdp`, so that its weights are gathered before anything is computed.
     """
-    layout, element = plan.layout, ELEMENT_BYTES[plan.job.precision]
-    if layout.data == 1:
-        return 0.0
-    wires, cards = card_of(machine).tuned_wires, as_numbers(layout.data)
-
-    def gather(nbytes: float) -> float:
-        return float(gather_time(wires, as_numbers(nbytes), cards=cards, stride=as_numbers(1)))
-
-    if layout.sharding == "fsdp":
-        return (2 * plan.micro_batches + 1) * gather(trained * element)
-    # A CPU that sends does not compute meanwhile.
-    backward = sum(t.backward for t in busiest) if machine.card.kind != "cpu" else 0.0
-    bucket = min(trained * element, BUCKET)
-    return max(2 * gather(trained * element) - backward, 2 * gather(bucket))
-
-
-def _update(plan: Plan, machine: Machine, trained: int) -> float:
-    """Return the time of clipping and update, both bound by memory; passes as `planning.cost` counts them."""
-    passes = 3 * (plan.job.optimizer.clip > 0) + 3 + 2 * moments(plan)
-    local = share(trained, sharded_by(plan.layout)) * ELEMENT_BYTES[plan.job.precision]
-    return passes * local / machine.card.memory_bandwidth
+    scatter, gather = traced_sums(plan, machine, rank)
+    if plan.layout.sharding == "fsdp":
+        return 2 * plan.micro_batches * gather + scatter
+    wait = scatter + gather
+    if not software_of(plan, machine).overlaps_data:
+        return wait
+    # The last bucket has no backward left to hide behind.
+    nbytes = held_parameters(_parts(plan, rank))[1] * ELEMENT_BYTES[plan.job.precision]
+    first = min(1.0, BUCKET / nbytes) * wait
+    hidden = at_work(plan, machine).fitted.contention * min(wait - first, backward)
+    return first + max(wait - first - backward, 0.0) + hidden

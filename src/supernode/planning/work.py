@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from supernode.schema.job import JobSpec
 from supernode.schema.model import DecoderShape
-from supernode.schema.plan import Layout, Plan, Stage
+from supernode.schema.plan import Layout, Plan
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
 """Bytes of one element by precision."""
@@ -39,25 +39,6 @@ def head_matrix(shape: DecoderShape, tensor: int) -> int:
     return shape.width * share(shape.vocabulary, tensor)
 
 
-def stage_parameters(shape: DecoderShape, stage: Stage, *, tensor: int, alone: bool) -> int:
-    """Return the parameters that one card of a stage works with; norms are whole on every card of the tensor axis.
-
-    Args:
-        alone: embedding and head are on one rank, so that a tied matrix is kept once; otherwise both ends keep it.
-    """
-    blocks = (stage.last - stage.first) * (block_matrix(shape, tensor) + 2 * shape.width)
-    shared = stage.heads and shape.tied and alone
-    ends = int(stage.embeds) + int(stage.heads) - int(shared)
-    return blocks + ends * head_matrix(shape, tensor) + (shape.width if stage.heads else 0)
-
-
-def rank_parameters(plan: Plan, shape: DecoderShape, rank: int) -> int:
-    """Return the parameters that one card of a pipeline rank works with, before `fsdp` shards them."""
-    mine = [stage for stage in plan.stages if stage.rank == rank]
-    alone = any(stage.embeds for stage in mine) and any(stage.heads for stage in mine)
-    return sum(stage_parameters(shape, stage, tensor=plan.layout.tensor, alone=alone) for stage in mine)
-
-
 def block_forward_flops(shape: DecoderShape, sequence: int, *, tensor: int = 1) -> float:
     """Return FLOPs per token of one block's forward on one card; attention is causal, so half of it is computed."""
     return 2.0 * block_matrix(shape, tensor) + 2.0 * shape.width * sequence / tensor
@@ -66,24 +47,6 @@ def block_forward_flops(shape: DecoderShape, sequence: int, *, tensor: int = 1) 
 def head_forward_flops(shape: DecoderShape, *, tensor: int = 1) -> float:
     """Return FLOPs per token of the head's forward on one card; the embedding is a look-up and costs none."""
     return 2.0 * head_matrix(shape, tensor)
-
-
-def block_activations(shape: DecoderShape, tensor: int) -> int:
-    """Return elements per token that one block keeps for its backward.
-
-    The whole width on every card: inputs and outputs of both norms. The card's own part: queries, keys, values, the
-    attention's result as computed and as the output product reads it; gate, up, SiLU of the gate, and their product.
-    The T×T scores are not kept: `scaled_dot_product_attention` computes them again.
-
-    Source: Korthikanti et al., arXiv:2205.05198, section 4, counted anew for RMSNorm, a gated MLP and fused attention.
-    """
-    own = (3 * shape.width + 2 * shape.key_heads * shape.head_width) // tensor + 4 * share(shape.inner, tensor)
-    return 4 * shape.width + own
-
-
-def micro_batch_tokens(plan: Plan) -> int:
-    """Return the tokens of one micro-batch on one card."""
-    return plan.micro_batch * plan.job.data.sequence
 
 
 def sharded_by(layout: Layout) -> int:

@@ -19,7 +19,7 @@ def scores() -> dict[str, TableScore]:
 # else what is reached today, rounded up, so that a change which makes it worse is noticed.
 PROMISED = {
     "vtrain_multi": 10, "vtrain_single": 20, "bridge": 15, "mosaicml": 10, "torchtitan": 10, "sc21": 4,
-    "long_sequence": 10, "llama_examples": 10, "sc21_zero3": 15, "h100_weak": 10,
+    "long_sequence": 10, "llama_examples": 10, "sc21_zero3": 15, "h100_weak": 4.5, "mt_nlg": 4,
 }  # fmt: skip
 
 
@@ -45,13 +45,14 @@ def test_the_forecast_beats_a_single_rate(table: str) -> None:
     assert score.unseen < score.null_unseen
 
 
-def test_mt_nlg_ran_slower_than_the_same_cards_with_megatron() -> None:
-    # Two rows whose own single rate is off by 3%: DeepSpeed's engine on Selene took a fifth longer than SC'21's runs of
-    # the same model on the same cards, which nothing published explains. Calculon is 29.7% off.
-    unseen = scores()["mt_nlg"].unseen
+def test_megatron_turing_is_forecast_by_what_zero3_taught() -> None:
+    # Nothing is fitted to its rows: what DeepSpeed did is read in its sources, and the rate of its data axis inferred
+    # from ZeRO-3. Without the latter the three rows are 9 to 13% too fast, alike in seconds: some 5 of each step.
+    score = scores()["mt_nlg"]
 
-    assert unseen is not None
-    assert unseen < 29.7
+    assert score.unseen is not None
+    assert score.null_unseen is not None
+    assert score.unseen < min(score.null_unseen, 29.7)
 
 
 def test_no_table_is_fitted_to_more_than_half() -> None:

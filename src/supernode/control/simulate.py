@@ -30,7 +30,7 @@ class Simulation:
 
     Attributes:
         timeline: one step, event by event.
-        bars: where its time goes, by the closed form.
+        bars: where its time goes, by the closed form; none where the model is the user's own.
         state: at the end, as a real run's would be; its losses are not simulated.
         seconds: virtual time of the whole run.
         ideal_seconds: of the steps done, without failures, checkpoints and starts.
@@ -57,12 +57,13 @@ class Simulation:
             folder.mkdir(parents=True, exist_ok=True)
             picture.write_text(timeline_svg(self.timeline.spans), encoding="utf-8")
             trace.write_text(json.dumps(chrome_trace(self.timeline.spans)), encoding="utf-8")
-            parts.write_text(waterfall_svg(self.bars), encoding="utf-8")
+            if self.bars:
+                parts.write_text(waterfall_svg(self.bars), encoding="utf-8")
         except OSError as error:
             raise MachineError(
                 f"cannot write in {folder}: {os.strerror(error.errno or 0)}", hint="choose another `--out`."
             ) from error
-        return picture, trace, parts
+        return (picture, trace, parts) if self.bars else (picture, trace)
 
 
 @dataclass(slots=True)

@@ -17,8 +17,10 @@ _COLOURS = {
 _WIDTH, _ROW, _LEFT, _TOP = 960, 28, 60, 8
 _THIN = {"tensor": 0, "context": 0, "expert": 0, "send": 1, "data": 2}
 """Kinds that are drawn as thin bars, and in which line of them."""
-# Below this width in pixels a box has no room for its label.
-_LABEL_WIDTH = 14
+# Pixels of a digit or letter of a label; a box without room for all of it has none.
+_LETTER = 7
+STYLE = "<style>svg{color:#1a1a1a}@media(prefers-color-scheme:dark){svg{color:#e6e6e6}}</style>"
+"""Words that are read on a light and on a dark ground alike."""
 
 
 def nice_ticks(top: float, *, bottom: float = 0.0, most: int = 6) -> list[float]:
@@ -58,6 +60,7 @@ def timeline_svg(spans: Iterable[Span]) -> str:
             'font-family="system-ui, sans-serif" font-size="11" fill="currentColor">',
             "<title>One training step over time</title>",
             f"<desc>{len(drawn)} passes and transfers on {ranks} pipeline ranks; {show_seconds(total)} in all.</desc>",
+            STYLE,
             *rows,
             *(_box(span, scale) for span in drawn),
             *_axis(total, scale, y=_TOP + ranks * _ROW),
@@ -112,13 +115,14 @@ def _box(span: Span, scale: float) -> str:
     y, height = _TOP + span.rank * _ROW, 20
     if span.kind in _THIN:
         y, height = y + 20 + 2 * _THIN[span.kind], 2
-    text = ""
-    if span.kind not in _THIN and width >= _LABEL_WIDTH:
-        letter = span.kind[0].upper() + (str(span.micro_batch) if span.micro_batch >= 0 else "")
-        text = f'<text x="{x + width / 2:.1f}" y="{y + 14}" text-anchor="middle" fill="#fff">{letter}</text>'
-    box = f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="{height}" fill="{_COLOURS[span.kind]}" stroke="#fff"'
+    letter, text, edge = span.kind[0].upper() + (str(span.micro_batch) if span.micro_batch >= 0 else ""), "", ""
+    if span.kind not in _THIN:
+        edge = ' stroke="#fff" stroke-width=".5"'
+        if width >= _LETTER * len(letter):
+            text = f'<text x="{x + width / 2:.1f}" y="{y + 14}" text-anchor="middle" fill="#fff">{letter}</text>'
+    box = f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="{height}" fill="{_COLOURS[span.kind]}"{edge}>'
     tip = f"{_label(span)}: {show_seconds(span.start)} to {show_seconds(span.end)}"
-    return f'{box} stroke-width=".5"><title>{tip}</title></rect>{text}'
+    return f"{box}<title>{tip}</title></rect>{text}"
 
 
 def _axis(total: float, scale: float, *, y: int) -> list[str]:

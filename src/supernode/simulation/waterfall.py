@@ -21,7 +21,7 @@ from supernode.search.offload import Room
 from supernode.search.search import Choice
 from supernode.search.space import Space
 from supernode.search.why import time_parts
-from supernode.simulation.timeline import nice_ticks
+from supernode.simulation.timeline import STYLE, nice_ticks
 from supernode.units import show_seconds
 from supernode.workload.shape import ModelShape, decoder_shape
 from supernode.workload.strategy import NO_RECOMPUTE, Software, Strategies
@@ -174,7 +174,7 @@ def waterfall_svg(bars: Sequence[Bar]) -> str:
             'font-family="system-ui, sans-serif" font-size="12" fill="currentColor">',
             "<title>Where a step's time goes</title>",
             f"<desc>{escape(show_seconds(whole))} in all: {escape(told)}.</desc>",
-            "<style>svg{color:#1a1a1a}@media(prefers-color-scheme:dark){svg{color:#e6e6e6}}</style>",
+            STYLE,
             *drawn,
             "</svg>",
         ]

@@ -36,7 +36,18 @@ def transfer_time(
     model: ModelShape, ways: Strategies, card: CardModel, software: Software, *, whole: Numbers, slow: Numbers,
     weights: Numbers,
 ) -> Numbers:  # fmt: skip
-    """Return the waiting for activations and their gradients between stages.
+    """Return the waiting for activations and their gradients between stages; see `travel_time`."""
+    stride = ways.tensor * ways.context * ways.data
+    there, again, gather = messages(model, ways, card, software)
+    ahead, back = (send_time(card.tuned_wires, nbytes, stride=stride) for nbytes in (there, again))
+    return travel_time(ways, software, ahead=ahead, back=back, landing=gather, whole=whole, slow=slow, weights=weights)
+
+
+def travel_time(
+    ways: Strategies, software: Software, *, ahead: Numbers, back: Numbers, landing: Numbers, whole: Numbers,
+    slow: Numbers, weights: Numbers,
+) -> Numbers:  # fmt: skip
+    """Return the waiting for messages of known times between stages.
 
     The first micro-batch goes all ways once, through every stage of an interleaved pipeline. Where ranks compute while
     they send, that is all with GPipe, and with interleaving, whose ranks are far enough ahead. 1F1B has as many
@@ -44,11 +55,16 @@ def transfer_time(
     last rank and back, unless uneven ranks wait for the slowest anyway; putting weights' gradients off (ZB-H1) makes
     up for most of it. Where ranks wait while they send, each micro-batch is exchanged with the stage before and the
     one after, the ends having one neighbour. The events of `simulation.step` agree.
+
+    Args:
+        ahead: seconds of a message to the next stage.
+        back: likewise of its gradient to the stage before.
+        landing: seconds until what has come is whole.
+        whole: one micro-batch on all ranks.
+        slow: on the slowest.
+        weights: of a rank's backward, the weights' gradients.
     """
-    stride = ways.tensor * ways.context * ways.data
-    there, again, gather = messages(model, ways, card, software)
-    ahead, back = (send_time(card.tuned_wires, nbytes, stride=stride) for nbytes in (there, again))
-    hop, others, many = ahead + back + 2 * gather, ways.pipeline - 1, ways.micro_batches
+    hop, others, many = ahead + back + 2 * landing, ways.pipeline - 1, ways.micro_batches
     if software.overlaps_pipeline:
         spare = ways.pipeline * slow - whole
         rounds = np.maximum(many / ways.pipeline - 1, 0)
@@ -57,7 +73,7 @@ def transfer_time(
         zero = zero + rounds * np.maximum(hop * others - spare - weights, 0)
         steps = {GPIPE: hop * others, INTERLEAVED: hop * (ways.pipeline * ways.interleave - 1), ZERO_BUBBLE: zero}
     else:
-        each = 2 * (ahead + back if software.serial_transfers else np.maximum(ahead, back)) + 2 * gather
+        each = 2 * (ahead + back if software.serial_transfers else np.maximum(ahead, back)) + 2 * landing
         plain = hop * others + each * many * np.where(others > 1, 1, 0.5)
         steps = {GPIPE: hop * others + each * np.maximum(many - 1, 0), ZERO_BUBBLE: plain}
         steps[INTERLEAVED] = hop * others + each * many * (ways.interleave - 0.5)

@@ -15,6 +15,7 @@ from supernode.schema.plan import Plan
 from supernode.simulation.events.engine import Engine
 from supernode.simulation.events.span import Kind, Span
 from supernode.simulation.events.strategy import strategy_work
+from supernode.simulation.events.traced import traced_work
 from supernode.simulation.events.wire import MOST_CARDS, Wire, bundles, card_network, machine_network
 from supernode.simulation.events.work import StageWork, StepWork
 from supernode.workload.shape import ModelShape, decoder_shape
@@ -39,6 +40,8 @@ def simulate_step(plan: Plan, machine: Machine, *, speed: Mapping[int, float] | 
         SpecError: the model is the user's own, so its times are not known, or a speed is no positive number.
     """
     shape = shape_of(plan)
+    if plan.trace is not None:
+        return simulate_work(traced_work(plan, machine))
     if shape is None:
         raise SpecError(
             f"{plan.job.name} trains your own module, whose times are not known before it runs",

@@ -1,7 +1,7 @@
 """Does a forecast of runs on this computer hold? Calibrates, trains in several layouts, and compares their step times.
 
 Calibration and runs take turns, so that a machine that grows slower or busier does so for both; of several rounds the
-calm ones count. A step is timed as a user sees it: from one `StepDone` in the journal to the next.
+calm stretches count. A step is timed as a user sees it: from one `StepDone` in the journal to the next.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 import statistics
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -50,12 +51,22 @@ DEMO = {
 DEMO_SEQUENCE = 128
 SECONDS = 4.0
 """Of steps in one run, by the forecast."""
-STEPS = (8, 40)
+STEPS = (12, 60)
 """Least and most of them."""
-WARMUP = 3
+WARMUP = 4
+WINDOW = 4
+"""Steps of a stretch, long enough to tell what others took."""
 ROUNDS = 2
 LIMIT = 480.0
 """Seconds from the start after which no round begins."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """A few steps one after the other: the median step's seconds, and the part of all cores that others took."""
+
+    seconds: float
+    others: float
 
 
 def job(name: str, tokens: Path, steps: int) -> dict[str, Any]:
@@ -82,21 +93,27 @@ def forecast(name: str, tokens: Path) -> StepTime:
     return step
 
 
-def run(name: str, tokens: Path, folder: Path, guess: float) -> dict[str, float]:
-    """Train; returns the median step's seconds, and how much of the cores other programs took."""
-    steps = int(min(max(SECONDS / guess, STEPS[0]), STEPS[1])) + WARMUP
+def run(name: str, tokens: Path, folder: Path, guess: float) -> list[Window]:
+    """Train; returns stretches of a few steps each."""
+    steps = int(min(max(SECONDS / guess, STEPS[0]), STEPS[1])) // WINDOW * WINDOW + WARMUP
     wanted = job(name, tokens, steps)
-    marks: list[tuple[float, float, float]] = []
+    spent: list[tuple[float, float]] = []
 
     def watch(event: object, _: object) -> None:
         if isinstance(event, StepDone):
-            marks.append((time.perf_counter(), _busy_seconds(), _our_seconds()))
+            spent.append((_busy_seconds(), _our_seconds()))
 
     machine_for(wanted).run(wanted, folder=folder, watch=watch)
-    first, last = marks[WARMUP - 1], marks[-1]
-    ends = [at for at, event in read(folder / "journal.db") if isinstance(event, StepDone)][WARMUP - 1 :]
-    others = max(0.0, (last[1] - first[1]) - (last[2] - first[2])) / ((last[0] - first[0]) * (os.cpu_count() or 1))
-    return {"seconds": statistics.median(b - a for a, b in pairwise(ends)), "others": others, "steps": steps - WARMUP}
+    ends = [at for at, event in read(folder / "journal.db") if isinstance(event, StepDone)]
+    found = []
+    for first in range(WARMUP - 1, steps - WINDOW, WINDOW):
+        last = first + WINDOW
+        (busy, ours), (busy_before, ours_before) = spent[last], spent[first]
+        others = max(0.0, (busy - busy_before) - (ours - ours_before))
+        seconds = statistics.median(after - before for before, after in pairwise(ends[first : last + 1]))
+        share = others / ((ends[last] - ends[first]) * (os.cpu_count() or 1))
+        found.append(Window(seconds=seconds, others=share))
+    return found
 
 
 def _busy_seconds() -> float:
@@ -117,10 +134,12 @@ def _below(pid: int) -> Iterator[int]:
             yield from _below(int(child))
 
 
-def settled(tries: list[dict[str, float]]) -> dict[str, float]:
-    """Return the median of the calm runs of a layout, else the calmest."""
-    calm = sorted((one for one in tries if one["others"] <= QUIET), key=lambda one: one["seconds"])
-    return calm[(len(calm) - 1) // 2] if calm else min(tries, key=lambda one: one["others"])
+def settled(windows: list[Window]) -> float:
+    """Return the median over the calm stretches, or over the calmest quarter where few were calm."""
+    by_others = sorted(windows, key=lambda window: window.others)
+    calm = [window for window in by_others if window.others <= QUIET]
+    kept = calm if len(calm) >= len(windows) / 4 else by_others[: -(-len(windows) // 4)]
+    return statistics.median(window.seconds for window in kept)
 
 
 def main() -> None:
@@ -131,7 +150,7 @@ def main() -> None:
         os.environ["SUPERNODE_CALIBRATION"] = str(folder / "calibration.yaml")
         tokens, size = folder / "tokens.npy", 2**18 + 1
         np.save(tokens, np.random.default_rng(0).integers(0, 256, size, dtype=np.uint16))
-        found: dict[str, list[dict[str, float]]] = {name: [] for name in (*LAYOUTS, "demo")}
+        found: dict[str, list[Window]] = {name: [] for name in (*LAYOUTS, "demo")}
         samples, longest = [], 0.0
         while len(samples) < rounds and (flags.full or time.monotonic() - begun + longest < LIMIT):
             round_begun = time.monotonic()
@@ -140,15 +159,15 @@ def main() -> None:
             server.close()
             write(evaluate(calmest(samples)), folder / "calibration.yaml")
             harness.say(f"round {len(samples)}: calibrated in {time.monotonic() - round_begun:.0f} s")
-            for name, tries in found.items():
+            for name, windows in found.items():
                 guess = forecast(name, tokens).total
-                tries.append(run(name, tokens, folder / f"{len(samples)}-{name}", guess))
+                windows += run(name, tokens, folder / f"{len(samples)}-{name}", guess)
                 harness.say(
-                    f"  {name}: forecast {guess * 1000:.0f} ms, measured {tries[-1]['seconds'] * 1000:.0f} ms, "
-                    f"others take {tries[-1]['others']:.0%}"
+                    f"  {name}: forecast {guess * 1000:.0f} ms, measured {settled(windows) * 1000:.0f} ms, "
+                    f"others take {statistics.median(window.others for window in windows):.0%}"
                 )
             longest = max(longest, time.monotonic() - round_begun)
-        rows = [_row(name, forecast(name, tokens), settled(tries), tries) for name, tries in found.items()]
+        rows = [_row(name, forecast(name, tokens), windows) for name, windows in found.items()]
         calibration = evaluate(calmest(samples))
     disturbed = [sample.others for sample in calibration.samples]
     result = {
@@ -156,7 +175,7 @@ def main() -> None:
         "demo_error_pct": abs(rows[-1]["error_pct"]),
         "rows": rows,
         "others_share": {
-            "runs": round(statistics.median(one["others"] for tries in found.values() for one in tries), 3),
+            "runs": round(statistics.median(one.others for windows in found.values() for one in windows), 3),
             "calibration": round(statistics.median(disturbed), 3),
         },
         "what_is_timed": "median time from one journalled step to the next, of a run through SuperNode.run; forecast by"
@@ -170,15 +189,15 @@ def main() -> None:
     harness.finish(result, flags)
 
 
-def _row(name: str, step: StepTime, best: dict[str, float], tries: list[dict[str, float]]) -> dict[str, Any]:
-    parts = {part: round(1000 * getattr(step, part), 2) for part in step.__slots__}
+def _row(name: str, step: StepTime, windows: list[Window]) -> dict[str, Any]:
+    measured = settled(windows)
     return {
         "layout": name,
         "forecast_ms": round(1000 * step.total, 2),
-        "measured_ms": round(1000 * best["seconds"], 2),
-        "error_pct": round(100 * (step.total / best["seconds"] - 1), 2),
-        "forecast_parts_ms": parts,
-        "runs": [{key: round(value, 4) for key, value in one.items()} for one in tries],
+        "measured_ms": round(1000 * measured, 2),
+        "error_pct": round(100 * (step.total / measured - 1), 2),
+        "forecast_parts_ms": {part: round(1000 * getattr(step, part), 2) for part in step.__slots__},
+        "stretches_ms_and_others": [[round(1000 * one.seconds, 2), round(one.others, 3)] for one in windows],
     }
 
 

@@ -130,11 +130,15 @@ def software_of(plan: Plan, machine: Machine) -> Software:
         precision=job.precision, clips=job.optimizer.clip > 0, moments=moments(plan),
         copies=plan.layout.data > 1 and plan.layout.sharding == "replicas",
     )  # fmt: skip
+    # All but the first micro-batch's gradients are added to a sum. FSDP copies what it gathers, twice a micro-batch, to
+    # its tensors, and the sums once more before they are scattered (torch.distributed.fsdp, _fsdp_collectives.py).
+    added = 3 * element * (1 - 1 / plan.micro_batches)
+    copied = 4 * element + 2 * element / plan.micro_batches
+    does = replace(does, accumulate_bytes=added, shard_bytes=copied + added)
     if machine.card.kind != "cpu":
         return does
-    # A core that sends does not compute meanwhile. All but the first micro-batch's gradients are added to a sum.
-    added = 3 * element * (1 - 1 / plan.micro_batches)
-    return replace(does, overlaps_data=False, overlaps_pipeline=False, accumulate_bytes=added, gathers_by_layer=True)
+    # A core that sends does not compute meanwhile.
+    return replace(does, overlaps_data=False, overlaps_pipeline=False, gathers_by_layer=True)
 
 
 def at_work(plan: Plan, machine: Machine) -> CardModel:

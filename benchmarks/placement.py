@@ -19,7 +19,7 @@ from supernode.search.best import bill_of, room_of, words
 from supernode.search.placement import Placed
 from supernode.search.search import search
 from supernode.search.space import Space
-from supernode.workload.convolution import RESNETS, resnet, resnet_demand
+from supernode.workload.convolution import CLASSES, RESNETS, resnet, resnet_demand
 from supernode.workload.presets import public_model, public_models
 from supernode.workload.strategy import Software, make_strategies
 
@@ -107,21 +107,25 @@ def cuts() -> dict[str, dict[str, float]]:
                 "slowest_stage_saved": saved(share.equal, share.cut), "step_saved": saved(*steps)
             }  # fmt: skip
     for depth in (50, 152):
+        blocks = resnet_blocks(depth)
         for stages in STAGES:
-            share_of = slowest_ranks(resnet_blocks(depth), pipeline=stages)
-            # Eight micro-batches a stage, so that the slowest stage is all but the filling.
+            shares = slowest_ranks(blocks, pipeline=stages)
+            # All micro-batches on the slowest stage, and one on the others.
+            steps = [(8 * stages - 1) * slowest + sum(blocks) for slowest in shares]
             found[f"ResNet-{depth}, {stages} stages"] = {
-                "slowest_stage_saved": saved(*share_of), "step_saved": saved(*share_of)
+                "slowest_stage_saved": saved(*shares), "step_saved": saved(*steps)
             }  # fmt: skip
     return found
 
 
 def resnet_blocks(depth: int) -> Sequence[float]:
-    """Return the seconds of 32 pictures in the first convolution and in each block, a classifier included in each."""
+    """Return the seconds of 32 pictures in the first convolution and in each block, the classifier in the last."""
     layers, ways, card = resnet(depth), make_strategies(micro_batch=32), card_model("H100")
     convolutions = [3 + (block == 0) for blocks in RESNETS[depth] for block in range(blocks)]
-    bounds = pairwise(accumulate([0, 1, *convolutions]))
-    demands = [resnet_demand(layers[first:last], ways.micro_batch) for first, last in bounds]
+    demands = [
+        resnet_demand(layers[first:last], ways.micro_batch, classes=CLASSES * (last == len(layers)))
+        for first, last in pairwise(accumulate([0, 1, *convolutions]))
+    ]
     return [float(pass_times(demand, ways, card, SOFTWARE).total) for demand in demands]
 
 

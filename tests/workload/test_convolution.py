@@ -36,3 +36,12 @@ def test_training_resnet_50_on_an_a100_is_bound_by_memory_as_published() -> None
     found = pass_times(resnet_demand(resnet(50), np.asarray(256.0)), ways, card, Software())
 
     assert 256 / float(found.total) == pytest.approx(2750, rel=0.35)
+
+
+def test_the_parts_of_a_network_ask_what_the_whole_does() -> None:
+    layers = resnet(50)
+    whole = resnet_demand(layers, 8.0)
+    parts = [resnet_demand(layers[:20], 8.0, classes=0), resnet_demand(layers[20:], 8.0)]
+
+    assert sum(float(part.products) for part in parts) == pytest.approx(float(whole.products))
+    assert sum(float(part.traffic) for part in parts) == pytest.approx(float(whole.traffic))

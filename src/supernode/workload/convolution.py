@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -78,10 +79,13 @@ def resnet_parameters(layers: tuple[Convolution, ...]) -> int:
     return sum(layer.parameters for layer in layers) + (layers[-1].outputs + 1) * CLASSES
 
 
-def resnet_demand(layers: tuple[Convolution, ...], pictures: Numbers) -> Demand:
+def resnet_demand(layers: Sequence[Convolution], pictures: Numbers, *, classes: int = CLASSES) -> Demand:
     """Return what one forward of so many pictures takes on one card; time it with `pass_times`.
 
     Normalisation reads its input twice and writes once, activation reads and writes; residual sums are a third of them.
+
+    Args:
+        classes: of the classifier behind the layers; 0 for layers that none follows.
     """
     products = operands = traffic = np.zeros(())
     for layer in layers:
@@ -89,7 +93,7 @@ def resnet_demand(layers: tuple[Convolution, ...], pictures: Numbers) -> Demand:
         products = products + 2 * rows * layer.depth * layer.outputs
         operands = operands + rows * (layer.inputs + layer.outputs) + layer.depth * layer.outputs
         traffic = traffic + rows * layer.outputs * 6 * 2
-    products = products + 2 * pictures * layers[-1].outputs * CLASSES
+    products = products + 2 * pictures * layers[-1].outputs * classes
     none = np.zeros(())
     return Demand(
         products=products, operands=operands, inputs=none, scores=none, traffic=traffic,

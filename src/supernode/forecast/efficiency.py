@@ -37,7 +37,8 @@ class Efficiency:
         sync: seconds that the card waits at each mixture for the host to learn how many tokens each expert got.
         inside: part of the node links' bandwidth that collectives reach.
         outside: part of the network cards' bandwidth that collectives reach.
-        contention: part of the time of hidden communication that it costs the computing beside it.
+        contention: part of the time of hidden communication at the full rate of `inside` that it costs the computing
+            beside it; slower transfers cost less.
         step: seconds around each step: loader, gradient norm, scalars, logging.
     """
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
+
+import numpy as np
 
 from supernode.errors import SpecError
 from supernode.forecast.efficiency import card_model
@@ -41,12 +44,14 @@ def readable_cases(folder: Path, *, salt: str = "") -> tuple[list[Case], list[st
             continue
         for line, row in enumerate(read(table, folder, salt=salt), start=2):
             try:
-                found = list(READERS[table](row))
+                # No heads, no time: what comes of a division by them is looked at below.
+                with np.errstate(divide="ignore", invalid="ignore"):
+                    found = list(READERS[table](row))
                 for case in found:
                     _check(case)
             except KeyError as error:
                 strange.append(f"{table}.csv, line {line}: no column or entry {error}")
-            except (SpecError, ValueError, TypeError, AttributeError, ArithmeticError) as error:
+            except (SpecError, ValueError, TypeError, AttributeError, ArithmeticError, IndexError) as error:
                 strange.append(f"{table}.csv, line {line}: {error}")
             else:
                 cases += found
@@ -54,7 +59,12 @@ def readable_cases(folder: Path, *, salt: str = "") -> tuple[list[Case], list[st
 
 
 def _check(case: Case) -> None:
-    """Raise SpecError unless a case is of a known card and took some time."""
+    """Raise SpecError unless a case is of a known card, its degrees are numbers, and it took some time."""
     card_model(case.card)
+    for entry in fields(case.ways):
+        if not np.isfinite(getattr(case.ways, entry.name)).all():
+            raise SpecError(f"`{entry.name}` is not a finite number", hint="give what was run.")
+    if not case.model.layers > 0:
+        raise SpecError("a model without layers", hint="give what was run.")
     if not 0 < case.seconds < float("inf"):
         raise SpecError(f"a step of {case.seconds} seconds", hint="give what was measured.")

@@ -22,6 +22,7 @@ class Pace:
         seconds: of a step.
         energy: joules of a step.
         memory: bytes of the fullest card.
+        is_sharded: weights are cut over the data axis.
         is_found: a search found it; else the job's own degrees say so.
     """
 
@@ -30,6 +31,7 @@ class Pace:
     seconds: float
     energy: float
     memory: float
+    is_sharded: bool = False
     is_found: bool
 
 
@@ -47,7 +49,7 @@ def pace_of(question: Question, machine: Machine, *, runnable: bool = False, obj
     return Pace(
         words=str(plan.layout), cards=plan.ranks, seconds=plan.step.total, is_found=False,
         energy=plan.ranks * (bill.idle * plan.step.total + (bill.full - bill.idle) * busy),
-        memory=plan.memory.total,
+        memory=plan.memory.total, is_sharded=plan.layout.sharding == "fsdp",
     )  # fmt: skip
 
 
@@ -55,5 +57,5 @@ def pace_from(choice: Choice) -> Pace:
     """Return how fast a strategy goes."""
     return Pace(
         words=words(choice), cards=int(choice.axes["cards"]), seconds=choice.time, energy=choice.energy,
-        memory=choice.memory, is_found=True,
+        memory=choice.memory, is_sharded=choice.axes["sharding"] == 3, is_found=True,
     )  # fmt: skip

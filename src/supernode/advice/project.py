@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from supernode.advice.pace import Pace, pace_of
 from supernode.advice.question import Question
 from supernode.errors import CapacityError, SpecError
-from supernode.forecast.rates import card_of
+from supernode.forecast.rates import is_calibrated
+from supernode.forecast.trust import band
 from supernode.hardware.machine import Machine
 from supernode.hardware.power import power
 from supernode.search.best import LIFE, TARIFF, YEAR, bill_of
@@ -32,9 +33,10 @@ RESTART = 600.0
 NODE_STORE = 1e9
 # Weights and two moments in float32.
 SAVED_BYTES = 12
-# The error that four of five unseen rows stay within (docs/forecast.md), the widest of a generation's tables.
-BANDS: Mapping[str, float] = {"A100": 0.11, "H100": 0.20, "Blackwell": 0.20, "Blackwell Ultra": 0.20}
+# A guess, where no published run stands behind a card.
 UNKNOWN_BAND = 0.5
+# What `benchmarks/calibrated.py` holds steps on a calibrated computer to.
+CALIBRATED_BAND = 0.15
 # 10% and 90% of a normal distribution lie so many standard deviations from its middle.
 TENTH = 1.2815515655446004
 NINE_TENTHS = (0.1, 0.5, 0.9)
@@ -158,8 +160,8 @@ def forecast(question: Question, machine: Machine, terms: Terms, *, pace: Pace |
     steps = _steps(question, terms)
     going = pace or pace_of(question, machine)
     rhythm = _rhythm(question, machine, terms, going)
-    band, (overhead, apart) = band_of(machine), _overhead(machine, terms)
-    deviation = math.hypot(math.log1p(band) / TENTH, apart)
+    off, (overhead, apart) = band_of(question, machine, going), _overhead(machine, terms)
+    deviation = math.hypot(math.log1p(off) / TENTH, apart)
     rng = np.random.default_rng(terms.seed)
     work = steps * going.seconds * overhead * np.exp(rng.standard_normal(terms.draws) * deviation)
     lives = draw_lives(work, rhythm, rng=rng)
@@ -176,9 +178,9 @@ def forecast(question: Question, machine: Machine, terms: Terms, *, pace: Pace |
         by_cause={cause: rate * often for cause, rate in rates.items()}, interval=rhythm.between, save=rhythm.save,
         restart=rhythm.restart, mtbf=rhythm.mtbf, energy=spread(energy), pue=power(machine).pue,
         cost=None if cost is None else spread(cost), carbon=spread(energy * terms.grid),
-        card_hours=spread(by_card / 3600), band=band, within=math.expm1(TENTH * deviation),
+        card_hours=spread(by_card / 3600), band=off, within=math.expm1(TENTH * deviation),
         twice_the_failures=_twice(steps * going.seconds * overhead, rhythm),
-        assumptions=tuple(_assumptions(machine, terms, rhythm, going, band)),
+        assumptions=tuple(_assumptions(machine, terms, rhythm, going, off)),
     )  # fmt: skip
 
 
@@ -188,9 +190,16 @@ def spread(draws: Floats) -> Spread:
     return Spread(low=low, middle=middle, high=high)
 
 
-def band_of(machine: Machine) -> float:
-    """Return the part by which four of five step times may be off on a machine's cards."""
-    return BANDS.get(card_of(machine).generation, UNKNOWN_BAND)
+def band_of(question: Question, machine: Machine, pace: Pace) -> float:
+    """Return the part by which four of five such step times may be off on a machine's cards."""
+    if machine.calibration is not None:
+        return CALIBRATED_BAND
+    if not is_calibrated(machine.card):
+        return UNKNOWN_BAND
+    return band(
+        machine.card.name, cards=pace.cards, width=float(question.model.width),
+        mixtures=bool(question.model.mixtures), sharded=pace.is_sharded,
+    )  # fmt: skip
 
 
 @cache
@@ -251,10 +260,10 @@ def _twice(work: float, rhythm: Rhythm) -> float:
         return math.inf
 
 
-def _assumptions(machine: Machine, terms: Terms, rhythm: Rhythm, pace: Pace, band: float) -> Iterator[str]:
+def _assumptions(machine: Machine, terms: Terms, rhythm: Rhythm, pace: Pace, off: float) -> Iterator[str]:
     how = "the best plan found, with current software" if pace.is_found else "the job's own degrees, by our trainer"
-    yield f"a step takes {pace.seconds:.4g} s ({how}), within {band:.0%} in four of five cases" + (
-        "." if band != UNKNOWN_BAND else f"; nothing published stands behind {machine.card.name}, so that is a guess."
+    yield f"a step takes {pace.seconds:.4g} s ({how}), within {off:.0%} in four of five cases" + (
+        "." if off != UNKNOWN_BAND else f"; nothing published stands behind {machine.card.name}, so that is a guess."
     )
     overhead, _ = _overhead(machine, terms)
     if terms.overhead is None and overhead != 1:

@@ -156,7 +156,8 @@ def _notes(machine: Machine, space: Space, best: Choice) -> Iterator[str]:
     used = max(space.cards)
     if used < machine.card_count:
         yield f"{machine.card_count - used} of {machine.card_count} cards stay idle: model and batch divide by no more."
-    if not is_calibrated(machine.card):
+    yield from machine.notes
+    if not is_calibrated(machine.card) and not machine.notes:
         yield f"no published training run stands behind times on {machine.card.name}; calibrate."
     yield from _outside(machine, space, best)
     if space.precision == FLOAT32 and "bfloat16" in machine.card.flops and machine.card.kind != "cpu":

@@ -15,7 +15,7 @@ from supernode.hardware.discover import usable_cores
 
 Command = Callable[..., tuple[int, str, str]]
 GOOD = Calibration(
-    version=VERSION, date="2026-01-31", host=this_host(usable_cores()), device="cpu", curves=(), axes={},
+    version=VERSION, date="2026-01-31", host=this_host(usable_cores()), device="cpu", curves=(), axes=(),
     compute=(
         Compute(
             processes=1, products=1e11, products_half=1e9, operands=1e10, scores=1e10, memory=1e10, operation=1e-5,

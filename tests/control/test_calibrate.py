@@ -52,6 +52,8 @@ def invented(order: Order) -> list[Sample]:
         software = software_of(plan, discover(1, cpu_only=True, measure=False))
         seconds = float(step_parts(decoder_shape(shape), strategy_of(plan), plain_card(**TRUE), software).total)
         share = 2 if what["axis"] == "pipeline" else 1
+        if what["axis"]:
+            seconds *= max(1.0, ranks / usable_cores())  # more ranks than cores take turns
         seconds += bool(what["axis"]) * AXIS_SECONDS * float(what["layers"]) / share * float(what["micro_batches"])
     return [Sample(kind=kind, ranks=ranks, what=what, seconds=seconds, others=0.0)]
 
@@ -88,10 +90,9 @@ def test_samples_give_back_the_computer_that_they_came_from(samples: list[Sample
         assert each.products == pytest.approx(1e11, rel=1e-3)
         assert each.memory == pytest.approx(1e10, rel=1e-3)
         assert each.operation == pytest.approx(8e-6, rel=1e-3)
-    # Two ranks on one core would have taken turns.
-    sharing = max(1.0, 2 / usable_cores())
-    for axis in AXIS_STEPS:
-        assert found.axes[axis].block == pytest.approx(AXIS_SECONDS / sharing, rel=0.1), axis
+    assert {cost.axis for cost in found.axes if cost.ranks == 2} == set(AXIS_STEPS)
+    for cost in found.axes:
+        assert cost.block == pytest.approx(AXIS_SECONDS, rel=0.1), cost
     write(found, tmp_path / "new" / "calibration.yaml")
     assert read_calibration(tmp_path / "new" / "calibration.yaml") == found
 
@@ -101,17 +102,17 @@ def test_a_plan_on_the_calibrated_computer_takes_what_its_ranks_took(samples: li
     machine = discover(2, cpu_only=True, calibration=tmp_path / "calibration.yaml")
 
     for sample in samples:
-        if sample.kind == "steps" and sample.what["axis"]:
+        if sample.kind == "steps" and sample.what["axis"] and sample.ranks == 2:
             plan = make_plan(plan_of(sample.what).job, machine)
             assert plan.step is not None
-            assert plan.step.total == pytest.approx(sample.seconds * max(1.0, 2 / usable_cores()), rel=0.05)
+            assert plan.step.total == pytest.approx(sample.seconds, rel=0.05)
             assert any("calibration of" in note for note in plan.notes)
 
 
 def test_axes_are_told_apart_by_layers_and_micro_batches() -> None:
-    # Four unknowns need four steps in which neither count stands still.
-    assert len(AXIS_COUNTS) == 4
-    assert len({layers for layers, _ in AXIS_COUNTS}) == len({many for _, many in AXIS_COUNTS}) == 2
+    # Four unknowns need four steps or more in which neither count stands still.
+    assert len(AXIS_COUNTS) >= 4
+    assert min(len({layers for layers, _ in AXIS_COUNTS}), len({many for _, many in AXIS_COUNTS})) > 1
 
 
 def test_calm_tries_count_by_their_median_and_disturbed_ones_only_where_none_was_calm() -> None:

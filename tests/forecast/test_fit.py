@@ -86,9 +86,9 @@ def test_steps_that_do_not_grow_with_their_work_are_refused() -> None:
 
 def test_an_axis_costs_what_is_left() -> None:
     counts = [(2.0, 2.0), (6.0, 2.0), (2.0, 6.0), (6.0, 6.0)]
-    left = [2 * (0.01 + 0.003 * layers + 0.002 * many + 0.0005 * layers * many) for layers, many in counts]
+    left = [0.01 + 0.003 * layers + 0.002 * many + 0.0005 * layers * many for layers, many in counts]
 
-    cost = fit_axis(counts, left, sharing=2.0)
+    cost = fit_axis("tensor", 4, counts, left, [1.0, 1.0, 0.1, 1.0])
 
     assert (cost.step, cost.layer, cost.micro_batch, cost.block) == pytest.approx((0.01, 0.003, 0.002, 0.0005))
 
@@ -141,7 +141,7 @@ def machine(cards: int, *, cores: int = 2) -> Machine:
     )
     made = Calibration(
         version=VERSION, date="", host=this_host(cores), device="cpu", compute=(compute,), curves=curves,
-        axes={"tensor": AxisCost(block=0.5)},
+        axes=(AxisCost(axis="tensor", ranks=2, block=0.5),),
     )  # fmt: skip
     return replace(discover(cards, cpu_only=True, measure=False), calibration=made, cores=cores)
 

@@ -36,7 +36,7 @@ def made(**changes: Any) -> Calibration:
     known = Calibration(
         version=VERSION, date="2026-01-31T12:00:00", host=this_host(usable_cores()), device="cpu",
         compute=(ALONE, replace(ALONE, processes=2, products=9e10)), curves=(PAIR, SEND),
-        axes={"tensor": AxisCost(step=1e-3, block=2e-3)},
+        axes=(AxisCost(axis="tensor", ranks=2, step=1e-3, block=2e-3),),
         samples=(Sample(kind="copy", ranks=1, what={"nbytes": 65536, "device": "cpu"}, seconds=1e-5, others=0.0),),
     )  # fmt: skip
     return replace(known, **changes)
@@ -73,8 +73,8 @@ def without(value: dict[str, Any], *keys: str) -> None:
         (lambda v: v["curves"][0].update(nbytes=[8.0, 4.0]), "`curves.nbytes`"),
         (lambda v: v["curves"][0].update(cards=3), "`curves.cards` is 3 of 2"),
         (lambda v: v["curves"][0].update(kind="broadcast"), "`curves.kind` is 'broadcast'"),
-        (lambda v: v["axes"].update(sequence={"step": 1.0}), "`axes.sequence`"),
-        (lambda v: v["axes"]["tensor"].update(step=float("nan")), "`axes.step` is nan"),
+        (lambda v: v["axes"][0].update(axis="sequence"), "`axes.axis` is 'sequence'"),
+        (lambda v: v["axes"][0].update(step=float("nan")), "`axes.step` is nan"),
     ],
 )
 def test_a_damaged_file_is_refused_by_its_key(
@@ -147,3 +147,5 @@ def test_more_processes_than_measured_count_as_the_most_measured() -> None:
     curves, grown = known.curves_for(6)
     assert {curve.ranks for curve in curves} == {2}
     assert grown == 3  # three times as many wait for a turn
+    assert known.axes_for(6)["tensor"].block == pytest.approx(6e-3)
+    assert known.axes_for(2)["tensor"].block == pytest.approx(2e-3)

@@ -45,11 +45,12 @@ STEPS = (
 )  # fmt: skip
 TURNS = 5
 EXCHANGE_TURNS = 3
+AXIS_TURNS = 4
 AXIS_STEPS = {
     "tensor": Parallelism(tensor=2, data=1), "pipeline": Parallelism(pipeline=2, data=1),
     "replicas": Parallelism(data=2), "fsdp": Parallelism(data=2, sharding="fsdp"),
 }  # fmt: skip
-AXIS_COUNTS = ((4, 2), (12, 2), (4, 6), (12, 6))
+AXIS_COUNTS = ((2, 2), (8, 2), (2, 6), (8, 6))
 """Layers and micro-batches of a model so small that what is left is the axis' own."""
 QUIET = 0.05
 """Part of all cores that other programs may take for a measurement to count as undisturbed."""
@@ -117,7 +118,7 @@ def programme(cards: int | None = None) -> list[Order]:
     orders = [order for count in counts for order in (*_kernels(count, "cpu"), *_alone(count))]
     for ranks in sorted({2**power for power in range(1, most.bit_length())} | {most}):
         orders += _exchanges(ranks, "cpu")
-    return orders + list(_axes())
+    return orders + list(_axes(cores))
 
 
 def _kernels(ranks: int, device: str) -> Iterator[Order]:
@@ -138,11 +139,13 @@ def _alone(processes: int) -> Iterator[Order]:
         yield "steps", processes, {"axis": "", **dict(zip(names, sizes, strict=True))}
 
 
-def _axes() -> Iterator[Order]:
+def _axes(cores: int) -> Iterator[Order]:
+    """Yield steps over pairs of ranks: one pair, and so many that two ranks share each core."""
     small = {"width": 32, "heads": 2, "sequence": 16, "samples": 1, "vocabulary": 64}
-    for axis in AXIS_STEPS:
-        for layers, many in AXIS_COUNTS:
-            yield "steps", 2, {"axis": axis, "layers": layers, "micro_batches": many, **small}
+    for ranks in sorted({2, min(2 * cores, MOST_RANKS)}):
+        for axis in AXIS_STEPS:
+            for layers, many in AXIS_COUNTS:
+                yield "steps", ranks, {"axis": axis, "layers": layers, "micro_batches": many, **small}
 
 
 def _exchanges(ranks: int, device: str) -> Iterator[Order]:
@@ -182,7 +185,7 @@ def _words(kind: str, ranks: int, what: Mapping[str, float | str]) -> str:
 def _measure_once(kind: str, ranks: int, what: Mapping[str, float | str], server: ForkServer) -> list[Sample]:
     values: dict[str, object] = {**what, "repeats": TURNS}
     if kind == "steps":
-        values = {"plan": to_json(plan_of(what)), "steps": TURNS}
+        values = {"plan": to_json(plan_of(what)), "steps": TURNS if not what["axis"] else AXIS_TURNS}
     elif kind == "exchange":
         values = {**what, "repeats": EXCHANGE_TURNS, "sizes": SIZES}
     with Bench(server, ranks) as bench:  # Ranks of their own for each, whose memory nothing before has laid out.
@@ -250,9 +253,9 @@ def evaluate(samples: Sequence[Sample]) -> Calibration:
     compute = _gpu_compute(samples) if device == "cuda" else _cpu_compute(samples)
     found = Calibration(
         version=VERSION, date=time.strftime("%Y-%m-%dT%H:%M:%S%z"), host=this_host(cores, gpus), device=device,
-        compute=tuple(compute), curves=curves_of(samples), axes={}, samples=tuple(samples),
+        compute=tuple(compute), curves=curves_of(samples), axes=(), samples=tuple(samples),
     )  # fmt: skip
-    return replace(found, axes=_axis_costs(found)) if device == "cpu" else found
+    return replace(found, axes=tuple(_axis_costs(found))) if device == "cpu" else found
 
 
 def _cpu_compute(samples: Sequence[Sample]) -> Iterator[Compute]:
@@ -273,16 +276,18 @@ def _measured(sample: Sample, machine: Machine) -> Measured:
     )
 
 
-def _axis_costs(found: Calibration) -> dict[str, AxisCost]:
-    machine = replace(discover(2, cpu_only=True, measure=False), calibration=found)
-    card, costs = card_of(machine, 2), {}
-    for axis in AXIS_STEPS:
-        mine = [sample for sample in found.samples if sample.what.get("axis") == axis]
-        over = [sample.seconds - _measured(sample, machine).predict(card) for sample in mine]
-        per_rank = 2 if axis == "pipeline" else 1
-        counts = [(float(s.what["layers"]) / per_rank, float(s.what["micro_batches"])) for s in mine]
-        costs[axis] = fit_axis(counts, over, sharing=card.sharing)
-    return costs
+def _axis_costs(found: Calibration) -> Iterator[AxisCost]:
+    for ranks in sorted({sample.ranks for sample in found.samples if sample.what.get("axis")}):
+        machine = replace(discover(ranks, cpu_only=True, measure=False), calibration=found)
+        card = card_of(machine, ranks)
+        for axis in AXIS_STEPS:
+            mine = [s for s in found.samples if s.ranks == ranks and s.what.get("axis") == axis]
+            over = [sample.seconds - _measured(sample, machine).predict(card) for sample in mine]
+            per_rank = 2 if axis == "pipeline" else 1
+            counts = [(float(s.what["layers"]) / per_rank, float(s.what["micro_batches"])) for s in mine]
+            # A step of which others took a tenth of the cores says a third as much as one that they left alone.
+            trust = [1 / sample.seconds / (1 + 20 * sample.others) for sample in mine]
+            yield fit_axis(axis, ranks, counts, over, trust)
 
 
 def _gpu_compute(samples: Sequence[Sample]) -> Iterator[Compute]:

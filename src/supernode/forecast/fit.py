@@ -132,22 +132,20 @@ def curves_of(samples: Sequence[Sample]) -> tuple[Curve, ...]:
     return tuple(made)
 
 
-def fit_axis(counts: Sequence[tuple[float, float]], seconds: Sequence[float], *, sharing: float) -> AxisCost:
-    """Return what an axis costs a rank's Python.
+def fit_axis(
+    axis: str, ranks: int, counts: Sequence[tuple[float, float]], seconds: Sequence[float], trust: Sequence[float]
+) -> AxisCost:
+    """Return what an axis costs a rank's Python while so many are at work, by least squares, none below zero.
 
     Args:
         counts: layers of a rank and micro-batches of each measured step.
         seconds: that each took beyond the forecast of its computing and exchanges.
-        sharing: ranks that shared a core meanwhile.
+        trust: weight of each; what was disturbed, or is long, is less exact.
     """
-    terms = np.array([[1.0, layers, many, layers * many] for layers, many in counts])
-    found = _least_squares_plain(terms, np.maximum(np.array(seconds), 0.0)) / sharing
-    step, layer, micro_batch, block = map(float, found)
-    return AxisCost(step=step, layer=layer, micro_batch=micro_batch, block=block)
-
-
-def _least_squares_plain(terms: NDArray[np.float64], seconds: NDArray[np.float64]) -> NDArray[np.float64]:
     from scipy.optimize import nnls
 
-    found: NDArray[np.float64] = nnls(terms, seconds)[0]
-    return found
+    weights = np.array(trust)
+    terms = np.array([[1.0, layers, many, layers * many] for layers, many in counts])
+    found = nnls(terms * weights[:, None], np.maximum(np.array(seconds), 0.0) * weights)[0]
+    step, layer, micro_batch, block = map(float, found)
+    return AxisCost(axis=axis, ranks=ranks, step=step, layer=layer, micro_batch=micro_batch, block=block)

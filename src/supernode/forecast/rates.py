@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import numpy as np
 
 from supernode.forecast.efficiency import CardModel, Efficiency, card_model, card_names
 from supernode.forecast.network import Curves, Wires
-from supernode.hardware.calibration import AxisCost, Calibration
+from supernode.hardware.calibration import Calibration
 from supernode.hardware.machine import Machine
 from supernode.hardware.parts import Card
 
@@ -82,10 +82,7 @@ def _measured(machine: Machine, measured: Calibration, ranks: int) -> CardModel:
             inside=1.0, outside=1.0, contention=0.0, step=rates.step * sharing,
         ),
         sharing=sharing,
-        axes={
-            name: AxisCost(**{part: seconds * sharing for part, seconds in asdict(cost).items()})
-            for name, cost in measured.axes.items()
-        },
+        axes=measured.axes_for(ranks),
     )  # fmt: skip
 
 

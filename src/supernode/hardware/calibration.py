@@ -131,19 +131,30 @@ class AxisCost:
     """Seconds in which a rank's Python keeps an axis going, beyond computing and the exchanges themselves.
 
     Attributes:
+        axis: one of `AXES`.
+        ranks: at work meanwhile, in pairs of two.
         step: once a step.
         layer: for each of the rank's layers, once a step.
         micro_batch: once a micro-batch.
         block: for each of the rank's layers and micro-batches.
     """
 
+    axis: str
+    ranks: int
     step: float = 0.0
     layer: float = 0.0
     micro_batch: float = 0.0
     block: float = 0.0
 
     def __post_init__(self) -> None:
+        if self.axis not in AXES:
+            raise SpecError(f"`axes.axis` is {self.axis!r}", hint=f"choose one of {', '.join(AXES)}; or {AGAIN}")
         _check(self, "axes", may_be_zero=("step", "layer", "micro_batch", "block"))
+
+    def times(self, factor: float) -> AxisCost:
+        """Return the same on a computer so many times as busy."""
+        parts = {name: factor * getattr(self, name) for name in ("step", "layer", "micro_batch", "block")}
+        return AxisCost(axis=self.axis, ranks=self.ranks, **parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +189,7 @@ class Calibration:
         device: `cpu` or `cuda`.
         compute: by processes at once, ascending.
         curves: of collectives.
-        axes: what an axis costs beside, by name in `AXES`.
+        axes: what each axis costs beside, by ranks at work.
         samples: what the rest follows from.
     """
 
@@ -188,7 +199,7 @@ class Calibration:
     device: str
     compute: tuple[Compute, ...]
     curves: tuple[Curve, ...]
-    axes: Mapping[str, AxisCost]
+    axes: tuple[AxisCost, ...]
     samples: tuple[Sample, ...] = ()
 
     def __post_init__(self) -> None:
@@ -199,8 +210,6 @@ class Calibration:
         counts = [each.processes for each in self.compute]
         if not counts or counts != sorted(set(counts)):
             raise SpecError(f"`compute` is told for {counts} processes", hint=f"name each once, ascending; or {AGAIN}")
-        if unknown := set(self.axes) - set(AXES):
-            raise SpecError(f"`axes.{min(unknown)}` is unknown", hint=f"known: {', '.join(AXES)}.")
 
     def compute_for(self, ranks: int) -> Compute:
         """Return what a rank has while so many are at work, before cores are shared."""
@@ -211,12 +220,18 @@ class Calibration:
 
         Beyond those measured, ranks wait for their turn on a core in proportion to how many they are.
         """
-        known = sorted({curve.ranks for curve in self.curves})
-        if not known:
-            return (), 1.0
-        nearest = next((count for count in known if count >= ranks), known[-1])
-        grown = max(1.0, ranks / nearest) if self.device == "cpu" else 1.0
+        nearest, grown = self._nearest({curve.ranks for curve in self.curves}, ranks)
         return tuple(curve for curve in self.curves if curve.ranks == nearest), grown
+
+    def axes_for(self, ranks: int) -> dict[str, AxisCost]:
+        """Return what each axis costs with so many ranks at work, or the nearest above; beyond, in proportion."""
+        nearest, grown = self._nearest({cost.ranks for cost in self.axes}, ranks)
+        return {cost.axis: cost.times(grown) for cost in self.axes if cost.ranks == nearest}
+
+    def _nearest(self, counts: set[int], ranks: int) -> tuple[int, float]:
+        known = sorted(counts) or [ranks]
+        nearest = next((count for count in known if count >= ranks), known[-1])
+        return nearest, max(1.0, ranks / nearest) if self.device == "cpu" else 1.0
 
 
 def default_path() -> Path:

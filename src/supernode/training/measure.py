@@ -110,18 +110,16 @@ def _copy(seat: Seat, *, nbytes: int, repeats: int, device: str) -> list[float]:
 
 
 def _steps(seat: Seat, *, plan: str, steps: int) -> list[float]:
-    """Time whole steps of a plan as the trainer takes them; a plan of one rank is run by every rank for itself.
+    """Time whole steps of a plan as the trainer takes them, run by every rank or by every group of ranks for itself.
 
-    Such a rank waits for nobody, so its CPU's own clock tells what a step takes, whatever else runs on the computer.
+    A rank alone waits for nobody, so its CPU's own clock tells what a step takes, whatever else runs on the computer.
     """
     made = plain.read(Plan, plan)
-    alone = made.layout.ranks == 1
-    clock = time.process_time if alone else time.perf_counter
-    folder = seat.folder / str(seat.rank) if alone else seat.folder
+    group, place_in_group = divmod(seat.rank, made.layout.ranks)
+    clock = time.process_time if made.layout.ranks == 1 else time.perf_counter
+    folder = seat.folder / str(group)
     folder.mkdir(parents=True, exist_ok=True)
-    if not alone and seat.rank >= made.layout.ranks:
-        return []
-    place = meet(made.layout, 0 if alone else seat.rank, folder=folder, rendezvous="", silence=SILENCE)
+    place = meet(made.layout, place_in_group, folder=folder, rendezvous="", silence=SILENCE)
     try:
         parts = assemble(made, place)
         feed = _feed(made, place.data)

@@ -125,10 +125,11 @@ def step_parts(
         "whole": whole + ways.pipeline * added, "slow": slow + added, "weights": stage.body.weights + stage.head.weights
     }  # fmt: skip
     forward = stage.body.forward + stage.head.forward + ends[1] / 2 + _forward_waits(ways, software, stage)
-    # Put off, the weights' gradients are all that is left to compute when the last ones travel.
-    is_late = (ways.schedule == ZERO_BUBBLE) & (ways.pipeline > 1) & (ways.sharding < 3)
-    beside = weight * np.where(is_late, stage.body.weights, stage.body.backward)
-    data = _data(model, ways, card, software, gather, forward=weight * stage.body.forward, backward=beside)
+    # The first rank begins first and ends last; put off, the weights' gradients are all that is then left.
+    is_staged = (ways.pipeline > 1) & (ways.sharding < 3)
+    held = np.where(is_staged, most, weight)
+    last_pass = np.where(is_staged & (ways.schedule == ZERO_BUBBLE), stage.body.weights, stage.body.backward)
+    data = _data(model, ways, card, software, gather, forward=held * stage.body.forward, backward=held * last_pass)
     # Weights that are gathered for every pass make every rank's passes longer, so that others wait for those, too.
     longer = np.where(ways.sharding == 3, data / many, 0)
     passes["whole"], passes["slow"] = passes["whole"] + ways.pipeline * longer, passes["slow"] + longer

@@ -8,7 +8,7 @@ and an exchange from one description; they differ in how these add up. They agre
 - one rank is the slowest throughout: not the first one for its embedding, and with GPipe, whose forwards and backwards
   do not mix, the same forward and backward;
 - a pipeline has twice as many micro-batches as stages or more (GPipe: as many; four times where ranks differ by more
-  than a tenth), and a multiple of them where it is interleaved;
+  than a tenth, which they must not with a zero-bubble order), and a multiple of them where it is interleaved;
 - a message takes no longer than a tenth of the shortest forward, and the fabric carries it as fast as a card's own
   port, or else what is lost or won by that is below 1% of the step;
 - weights are gathered once a step, or there is one stage: ZeRO 3 makes passes longer by what the axis waits for, and
@@ -73,7 +73,10 @@ def _reasons(
         ahead, back = ([stage.passing(kind) for stage in work.stages] for kind in ("forward", "backward"))
         if max(ahead) + max(back) > 1.005 * max(a + b for a, b in zip(ahead, back, strict=True)):
             yield "one rank is the slowest forward, another backward"
-    rounds = 1 if work.schedule == "gpipe" else 2 if max(busy) < UNEVEN * min(busy) else 4
+    is_uneven = max(busy) >= UNEVEN * min(busy)
+    if work.schedule == "zero_bubble" and is_uneven:
+        yield "weights' gradients fill the waits of ranks that differ by more than a tenth"
+    rounds = 1 if work.schedule == "gpipe" else 4 if is_uneven else 2
     is_whole = work.schedule != "interleaved" or not work.micro_batches % work.pipeline
     if work.micro_batches < rounds * work.pipeline or not is_whole:
         yield "micro-batches do not fill the pipeline"

@@ -41,7 +41,13 @@ def simulate_step(plan: Plan, machine: Machine, *, speed: Mapping[int, float] | 
     """
     shape = shape_of(plan)
     if plan.trace is not None:
-        return simulate_work(traced_work(plan, machine))
+        work = traced_work(plan, machine)
+        is_tied = bool(work.sync and work.sync.each)
+        return simulate_work(
+            work, replicas=slowest_replicas(
+                speed or {}, tensor=1, data=plan.layout.data, pipeline=work.pipeline, tied=is_tied
+            ),
+        )  # fmt: skip
     if shape is None:
         raise SpecError(
             f"{plan.job.name} trains your own module, whose times are not known before it runs",

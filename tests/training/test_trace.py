@@ -22,6 +22,8 @@ from supernode.training.tensor import cross_entropy
 from supernode.training.trace import trace_module
 from supernode.workload.convolution import RESNETS, resnet, resnet_demand, resnet_parameters
 
+pytestmark = pytest.mark.slow
+
 
 class Bottleneck(nn.Module):
     def __init__(self, inputs: int, width: int, stride: int) -> None:
@@ -333,3 +335,14 @@ def test_bfloat16_halves_what_is_kept() -> None:
     half = trace_module(build, halves, total, dtype=torch.bfloat16)
 
     assert [p.kept.of(4) for p in half.parts[:3]] == [p.kept.of(4) / 2 for p in wide.parts[:3]]
+
+
+def test_a_resnet_moves_the_bytes_that_the_closed_form_takes_for_it() -> None:
+    def halves(samples: int) -> tuple[Tensor, Tensor]:
+        return torch.rand(samples, 3, 224, 224).bfloat16(), torch.zeros(samples, dtype=torch.int64)
+
+    found = trace_module(lambda: make_resnet(50), halves, cross_entropy, dtype=torch.bfloat16)
+
+    # Normalisation, activation and sums, read and written on their own; the closed form takes a third for the sums.
+    expected = float(resnet_demand(resnet(50), 1.0).traffic)
+    assert found.forward.each.moved == pytest.approx(expected, rel=0.15)

@@ -162,7 +162,7 @@ def _notes(plan: Plan, machine: Machine, at_hand: tuple[int, ...], memory: Memor
               f"{plan.layout.data} ways on cards that come in groups of {plan.ranks // plan.layout.data}."  # fmt: skip
     if plan.trace is not None:
         yield "your own module was traced: parameters, arithmetic, bytes and activations are counted operation by " \
-              f"operation at {plan.micro_batch} samples a micro-batch."  # fmt: skip
+              f"operation at {plan.micro_batch} samples a micro-batch; no published run backs its time."  # fmt: skip
         yield from plan.trace.notes
     if memory is None:
         yield "the model is your own: its stages are cut, and its memory and time known, once it is built."

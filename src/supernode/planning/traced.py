@@ -165,11 +165,13 @@ def _rank_use(plan: Plan, trace: ModelTrace, rank: int) -> MemoryUse:
     # What `fsdp` holds whole: a stage is one unit, with its gradients.
     gathered = (held + trained) * element if cards > 1 else 0
     ends = any(stage.rank == rank and stage.index == len(plan.stages) - 1 for stage in plan.stages)
-    passing = int(trace.workspace.of(plan.micro_batch)) if ends else 0
+    # Before the last stage, a gradient goes through the largest output while the next one is made.
+    passing = 2 * max((part.output.of(plan.micro_batch) for part in parts), default=0.0)
+    passing = trace.workspace.of(plan.micro_batch) if ends else passing
     # The update makes one temporary as large as the weights (torch.optim, foreach); by then activations are free.
     return MemoryUse(
         weights=weights, gradients=gradients, optimizer=moments(plan) * gradients, activations=activations,
-        workspace=max(gathered + passing, gradients - activations),
+        workspace=max(gathered + int(passing), gradients - activations),
     )  # fmt: skip
 
 

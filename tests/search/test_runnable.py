@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Literal
+
 import pytest
 
 from supernode.errors import SpecError
 from supernode.hardware.assemble import build_machine
+from supernode.hardware.machine import Machine
 from supernode.planning.layout import resolve_layout
 from supernode.planning.planner import make_plan
-from supernode.schema.job import DataSpec, JobSpec
+from supernode.schema.job import DataSpec, JobSpec, OptimizerSpec
 from supernode.schema.model import DecoderShape
 from supernode.search.best import Plans, best_plans
 from supernode.search.exhaustive import every_strategy
@@ -41,6 +45,22 @@ def test_every_runnable_plan_is_one_that_the_planner_takes() -> None:
         )  # fmt: skip
         assert plan.micro_batch == axes["micro_batch"]
         assert plan.layout.interleave == axes["interleave"]
+
+
+@pytest.mark.parametrize("machine", [MACHINE, build_machine(8, "Full_Mesh", card="CPU-core")], ids=["H100", "cores"])
+@pytest.mark.parametrize("precision", ["bfloat16", "float32"])
+def test_what_the_search_says_the_planner_says(machine: Machine, precision: Literal["bfloat16", "float32"]) -> None:
+    job = replace(JOB, precision=precision, optimizer=OptimizerSpec(name="sgd", clip=0))
+    found = best_plans(job, machine, runnable=True, top=50)
+
+    even = [choice for choice in found.found.best if 6 % (choice.axes["pipeline"] * choice.axes["interleave"]) == 0]
+    assert len(even) > 4
+    for choice in even:
+        plan = make_plan(job_of(found.space, choice, job), machine)
+        assert plan.step is not None
+        assert plan.memory is not None
+        assert plan.step.total == pytest.approx(choice.time, rel=0.005)
+        assert plan.memory.total == pytest.approx(choice.memory, rel=0.02)
 
 
 def test_what_has_no_obstacle_is_what_the_planner_takes() -> None:

@@ -99,8 +99,8 @@ def search(
 ) -> Plans:  # fmt: skip
     """Return the best few plans; the arguments are those of `best_plans`."""
     return best_plans(
-        question.model, machine, question.batch, sequence=question.sequence, objective=objective, top=top, cards=cards,
-        precision=precision_index(question.precision), runnable=runnable,
+        question.job or question.model, machine, question.batch, sequence=question.sequence, objective=objective,
+        top=top, cards=cards, precision=precision_index(question.precision), runnable=runnable,
     )  # fmt: skip
 
 

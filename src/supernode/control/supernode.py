@@ -178,7 +178,7 @@ class SuperNode:
 
     def forecast(
         self, job: Job | Question, *, tokens: str | float = 0, steps: int = 0, mtbf: str | float = 0,
-        price: float | None = None,
+        price: float | None = None, overhead: float | None = None,
     ) -> Project:  # fmt: skip
         """Return what training takes from start to end: days, restarts, energy, cost and carbon, each with a range.
 
@@ -190,6 +190,7 @@ class SuperNode:
             steps: likewise.
             mtbf: mean time between failures of one card, in seconds or "5000h"; by default as Llama 3's training met.
             price: USD for a card and hour; by default the machine is owned.
+            overhead: time of the whole over that of its best steps; by default as published projects took.
 
         Raises:
             SpecError: the job is wrong, or how much to train is open.
@@ -202,7 +203,7 @@ class SuperNode:
         question = job if isinstance(job, Question) else question_of(as_job(job))
         terms = Terms(
             tokens=parse_count(tokens, key="tokens"), steps=steps, mtbf=parse_seconds(mtbf, key="mtbf"),
-            price=None if price is None else price / 3600,
+            price=None if price is None else price / 3600, overhead=overhead,
         )  # fmt: skip
         return forecast(question, self.machine, terms)
 

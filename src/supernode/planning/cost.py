@@ -12,11 +12,11 @@ from supernode.forecast.rates import card_of
 from supernode.forecast.times import accumulation_time, stage_parts, step_parts
 from supernode.hardware.machine import Machine
 from supernode.planning.memory import moments, strategy_of, trainer
-from supernode.planning.work import ELEMENT_BYTES, shape_of
+from supernode.planning.work import shape_of
 from supernode.schema.model import DecoderShape
 from supernode.schema.plan import Plan, Stage, StepTime
 from supernode.workload.shape import decoder_shape
-from supernode.workload.strategy import Software
+from supernode.workload.strategy import Software, Strategies
 
 # Counted by torch.profiler over forward and backward of one decoder block in eager PyTorch 2.13: 262 operations that
 # call no other; timed at width 32, where arithmetic is next to nothing: 0.56 ms on one x86 core, 2.1 µs each.
@@ -125,19 +125,28 @@ def step_time(plan: Plan, machine: Machine) -> StepTime | None:
 
 def software_of(plan: Plan, machine: Machine) -> Software:
     """Return what our trainer does on the plan's job, as far as time depends on it."""
-    job, element = plan.job, ELEMENT_BYTES[plan.job.precision]
+    job = plan.job
     does = trainer(
         precision=job.precision, clips=job.optimizer.clip > 0, moments=moments(plan),
         copies=plan.layout.data > 1 and plan.layout.sharding == "replicas",
     )  # fmt: skip
-    # All but the first micro-batch's gradients are added to a sum. FSDP copies what it gathers, twice a micro-batch, to
-    # its tensors, and the sums once more before they are scattered (torch.distributed.fsdp, _fsdp_collectives.py).
-    added = 3 * element * (1 - 1 / plan.micro_batches)
-    copied = 4 * element + 2 * element / plan.micro_batches
+    return with_sums(does, strategy_of(plan), is_core=machine.card.kind == "cpu")
+
+
+def with_sums(does: Software, ways: Strategies, *, is_core: bool) -> Software:
+    """Return our trainer with the bytes that it adds and copies, which follow from the strategies.
+
+    All but the first micro-batch's gradients are added to a sum. FSDP copies what it gathers, twice a micro-batch, to
+    its tensors, and the sums once more before they are scattered (torch.distributed.fsdp, _fsdp_collectives.py).
+
+    Args:
+        is_core: cards are a computer's cores, which do not compute while they send.
+    """
+    added = 3 * ways.element * (1 - 1 / ways.micro_batches)
+    copied = 4 * ways.element + 2 * ways.element / ways.micro_batches
     does = replace(does, accumulate_bytes=added, shard_bytes=copied + added)
-    if machine.card.kind != "cpu":
+    if not is_core:
         return does
-    # A core that sends does not compute meanwhile.
     return replace(does, overlaps_data=False, overlaps_pipeline=False, gathers_by_layer=True)
 
 

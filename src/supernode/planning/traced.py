@@ -45,7 +45,7 @@ def traced_stage_times(plan: Plan, machine: Machine) -> tuple[StageTime, ...]:
     """Return the seconds of one micro-batch in every stage, in order; none without a trace."""
     if plan.trace is None:
         return ()
-    card, adds = at_work(plan, machine), software_of(plan, machine).accumulate_bytes
+    card, adds = at_work(plan, machine), float(software_of(plan, machine).accumulate_bytes)
     times = _block_times(plan.job, plan.trace, card, plan.micro_batch)
     return tuple(
         StageTime(
@@ -106,7 +106,7 @@ def traced_update(plan: Plan, machine: Machine, rank: int) -> float:
     """Return the time of clipping and update on a pipeline rank, both bound by memory."""
     card = at_work(plan, machine)
     mine = share(held_parameters(_parts(plan, rank))[1], sharded_by(plan.layout))
-    return mine * software_of(plan, machine).update_bytes / (card.memory_bandwidth * card.fitted.memory)
+    return mine * float(software_of(plan, machine).update_bytes) / (card.memory_bandwidth * card.fitted.memory)
 
 
 def traced_memory(plan: Plan) -> MemoryUse | None:

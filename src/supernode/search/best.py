@@ -99,12 +99,14 @@ def best_plans(
     shape, batch, sequence = _asked(model, batch, sequence)
     if top < 1:
         raise SpecError(f"`top` is {top}", hint="ask for 1 plan or more.")
-    card = card_of(machine)
+    card = card_of(machine, max(cards, default=machine.card_count))
     space = Space(
         model=shape, cards=cards or (machine.card_count,), batch=batch, sequence=sequence, precision=precision,
         software=software or Software(),
     )  # fmt: skip
-    space = runnable_space(space) if runnable else space
+    if runnable:
+        job = model if isinstance(model, JobSpec) else None
+        space = runnable_space(space, job, is_core=machine.card.kind == "cpu")
     if max(space.cards) > machine.card_count or min(space.cards) < 1:
         raise SpecError(
             f"{max(cards)} cards of a machine of {machine.card_count}", hint=f"choose 1 to {machine.card_count}."
@@ -160,6 +162,8 @@ def _notes(machine: Machine, space: Space, best: Choice) -> Iterator[str]:
     if not is_calibrated(machine.card) and not machine.notes:
         yield f"no published training run stands behind times on {machine.card.name}; calibrate."
     yield from _outside(machine, space, best)
+    if machine.card.kind == "cpu" and space.does is None:
+        yield "cores are taken to compute while they send, as accelerators do; `--runnable` takes our trainer as it is."
     if space.precision == FLOAT32 and "bfloat16" in machine.card.flops and machine.card.kind != "cpu":
         yield "the job is in float32; `precision: bfloat16` would be several times faster here."
 

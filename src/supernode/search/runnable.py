@@ -7,12 +7,24 @@ from dataclasses import replace
 from typing import Literal
 
 from supernode.errors import SpecError
-from supernode.planning.cost import TRAINER
+from supernode.planning.cost import with_sums
+from supernode.planning.memory import trainer
 from supernode.schema.job import JobSpec, Parallelism
 from supernode.search.search import Choice
 from supernode.search.space import Space
 from supernode.workload.shape import ModelShape
-from supernode.workload.strategy import FULL, GPIPE, INTERLEAVED, NO_RECOMPUTE, ONE_F_ONE_B, ZERO_BUBBLE
+from supernode.workload.strategy import (
+    FLOAT32,
+    FULL,
+    GPIPE,
+    INTERLEAVED,
+    NO_RECOMPUTE,
+    ONE_F_ONE_B,
+    ZERO_BUBBLE,
+    Software,
+    Strategies,
+    make_strategies,
+)
 
 SCHEDULES: Mapping[int, Literal["1f1b", "gpipe", "interleaved"]] = {
     GPIPE: "gpipe",
@@ -22,8 +34,12 @@ SCHEDULES: Mapping[int, Literal["1f1b", "gpipe", "interleaved"]] = {
 SHARDINGS: Mapping[int, Literal["replicas", "fsdp"]] = {0: "replicas", 3: "fsdp"}
 
 
-def runnable_space(space: Space) -> Space:
+def runnable_space(space: Space, job: JobSpec | None = None, *, is_core: bool = False) -> Space:
     """Return the part of a space that our trainer can run, with what its software does.
+
+    Args:
+        job: whose optimizer and dropout are taken; None for AdamW with clipped gradients.
+        is_core: cards are a computer's cores, which do not compute while they send.
 
     Raises:
         SpecError: the model is none that the trainer builds.
@@ -34,10 +50,24 @@ def runnable_space(space: Space) -> Space:
             "our trainer builds dense decoders with gated feed-forward layers, and this model is another",
             hint="leave out `--runnable` and `--write`; a forecast is possible.",
         )
+    precision: Literal["float32", "bfloat16"] = "float32" if space.precision == FLOAT32 else "bfloat16"
+    spec = (job or JobSpec()).optimizer
+    shape = job.shape if job is not None else None
+    ours = trainer(
+        precision=precision, clips=spec.clip > 0, drops=shape is not None and shape.dropout > 0,
+        moments=2 if spec.name == "adamw" else int(spec.momentum > 0),
+    )  # fmt: skip
+
+    def does(software: Software, ways: Strategies) -> Software:
+        summed = with_sums(software, ways, is_core=is_core)
+        # Whole copies gather their gradients in buckets, which reads and writes them.
+        copied = 2 * ways.element * ((ways.data > 1) & (ways.sharding == 0))
+        return replace(summed, update_bytes=software.update_bytes + copied)
+
     return replace(
-        space, software=TRAINER, schedules=tuple(SCHEDULES), shardings=tuple(SHARDINGS), offloads=(0,),
-        sequence_parallels=(0,), only_recomputes=(NO_RECOMPUTE,), most_context=1, is_filled=True,
-        most_tensor=min(space.most_tensor, int(model.key_value_heads)),
+        space, software=with_sums(ours, make_strategies(), is_core=is_core), does=does, schedules=tuple(SCHEDULES),
+        shardings=tuple(SHARDINGS), offloads=(0,), sequence_parallels=(0,), only_recomputes=(NO_RECOMPUTE,),
+        most_context=1, is_filled=True, most_tensor=min(space.most_tensor, int(model.key_value_heads)),
     )  # fmt: skip
 
 

@@ -71,7 +71,7 @@ class Choice:
     def software(self, space: Space) -> Software:
         """Return what the trainer has to do."""
         overlaps: dict[str, Any] = {name: bool(self.axes[name]) for name in OVERLAPS}
-        return replace(space.software, **overlaps)
+        return space.working(replace(space.software, **overlaps), self.ways(space))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from itertools import product
@@ -106,6 +106,7 @@ class Space:
         most_pipeline: most stages.
         sequence_parallels: whether norms and residuals may be spread over the tensor axis: 0, 1.
         only_recomputes: what may be computed again; None for all that changes something.
+        does: what the program does besides, as it follows from the strategies; None for nothing.
         is_filled: a step has at least as many micro-batches as there are stages.
     """
 
@@ -127,6 +128,7 @@ class Space:
     sequence_parallels: tuple[int, ...] = (0, 1)
     only_recomputes: tuple[int, ...] | None = None
     is_filled: bool = False
+    does: Callable[[Software, Strategies], Software] | None = None
 
     def __post_init__(self) -> None:
         if not self.cards or min(self.cards) < 1 or self.batch < 1 or self.sequence < 1:
@@ -174,6 +176,10 @@ class Space:
                     rows_here = kind[start : start + size]
                     yield from self._alike(table, rows_here, spread=spread, copied=copied, staged=staged)
 
+    def working(self, software: Software, ways: Strategies) -> Software:
+        """Return the software with what it does on strategies."""
+        return self.does(software, ways) if self.does is not None else software
+
     def _alike(
         self, table: dict[str, Numbers], rows: NDArray[np.int64], *, spread: bool, copied: bool, staged: bool
     ) -> Iterator[Block]:
@@ -192,7 +198,7 @@ class Space:
         varied = [self.overlaps if self.overlaps and m else (u,) for u, m in zip(usual, matters, strict=True)]
         for choice in product(*varied):
             overlaps: dict[str, Any] = dict(zip(OVERLAPS, choice, strict=True))
-            software = replace(self.software, **overlaps)
+            software = self.working(replace(self.software, **overlaps), ways)
             yield Block(rows=rows, ways=ways, offloads=self.offloads, software=software, cards=cards)
 
 

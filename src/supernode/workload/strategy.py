@@ -174,10 +174,10 @@ class Software:
     overlaps_expert: bool = False
     gradient_bytes: float = 4
     rails: float = 1.0
-    accumulate_bytes: float = 0.0
-    shard_bytes: float = 0.0
+    accumulate_bytes: Numbers | float = 0.0
+    shard_bytes: Numbers | float = 0.0
     adapters: bool = False
-    update_bytes: float = 34.0
+    update_bytes: Numbers | float = 34.0
     launches: float = 1.0
     records_attention: bool = False
     records_mlp: bool = False

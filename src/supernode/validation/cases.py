@@ -64,7 +64,7 @@ def _check(case: Case) -> None:
     for entry in fields(case.ways):
         if not np.isfinite(getattr(case.ways, entry.name)).all():
             raise SpecError(f"`{entry.name}` is not a finite number", hint="give what was run.")
-    if not case.model.layers > 0:
-        raise SpecError("a model without layers", hint="give what was run.")
+    if not (case.model.layers > 0 and case.model.width > 0):
+        raise SpecError("a model without layers or width", hint="give what was run.")
     if not 0 < case.seconds < float("inf"):
         raise SpecError(f"a step of {case.seconds} seconds", hint="give what was measured.")

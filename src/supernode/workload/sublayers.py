@@ -159,9 +159,10 @@ def mixture_demand(model: ModelShape, ways: Strategies, software: Software) -> D
         _product(own, latent, model.width), _product(own, model.width, latent),
     )  # fmt: skip
     products, operands, inputs = _sum(experts, around)
-    # Each visit is read and written where it is sent and where it comes back to be weighed; without a fused dispatcher
-    # it is permuted before and after, too.
-    passes = 4 if software.fused_dispatch else 8
+    # A fused dispatcher writes each visit where it arrives and reads it where it leaves; its sender reads a token once
+    # for all experts. A plain one reads and writes each where it is sent and where it comes back to be weighed, and
+    # permutes it before and after.
+    passes = 2 if software.fused_dispatch else 8
     permuted = visits / ways.expert_tensor * routed_width * passes * ways.element
     hidden_passes = 1.0 if software.fused_experts else 2 + model.gated
     # Experts' biases are weighed, added and put together again in passes of their own, with three launches an expert

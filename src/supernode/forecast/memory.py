@@ -82,16 +82,22 @@ def card_parameters(model: ModelShape, ways: Strategies) -> tuple[Numbers, Numbe
 def rank_shares(model: ModelShape, ways: Strategies) -> tuple[Numbers, Numbers]:
     """Return the parts of the body that the fullest pipeline rank but the last holds, and the last one.
 
-    Where the strategy does not say, the cut is as even as it goes, and the ends give way.
+    Where the strategy does not say, every stage holds as many layers, and the last, the first, the last but one, … give
+    one way where that is uneven.
     """
     layers = np.maximum(model.layers, 1)
-    parts = ways.pipeline * ways.interleave
+    stages, parts = ways.pipeline, ways.pipeline * ways.interleave
     each = np.ceil(layers / parts) * ways.interleave
-    spare = each * ways.pipeline - layers
-    is_cut = (ways.fullest > 0) & (ways.pipeline > 1)
-    most = np.where(is_cut, ways.fullest / layers, np.minimum(each / layers, 1))
-    last = np.where(is_cut, ways.last / layers, np.maximum(each - spare / 2, 0) / layers)
-    return most, np.where(ways.pipeline > 1, last, 1.0)
+    spare = each * stages - layers
+    front = np.floor(spare / 2)
+    back = spare - front
+    # Whole rounds take one from each rank; what is left of both ends does, too, where it meets in the middle.
+    met = np.maximum(np.mod(front, stages) + np.mod(back, stages), np.mod(front, stages) + 1) >= stages
+    most = each - np.floor(front / stages) - np.floor(back / stages) - met
+    last = np.maximum(each - np.floor(front / stages) - np.ceil(back / stages), 0)
+    is_cut = (ways.fullest > 0) & (stages > 1)
+    most, last = np.where(is_cut, ways.fullest, most), np.where(is_cut, ways.last, last)
+    return np.where(stages > 1, np.minimum(most / layers, 1), 1.0), np.where(stages > 1, last / layers, 1.0)
 
 
 def expert_copies(ways: Strategies) -> Numbers:

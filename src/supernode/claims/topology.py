@@ -58,7 +58,6 @@ def aware_partition(setting: Setting) -> Shown:
             "Seconds of a step that wait for communication, both plans on the same fabric, ranks placed on its tiers.",
             f"Bytes over the slowest tier fall by {fewer:.0%} in the mean: the planner wants the fastest step, and "
             "sends more where that hides behind computing.",
-            "Over Megatron-LM's rank order at the same degrees nothing is saved: that order is the best already.",
         ),
         by="search and search.placement",
     )

@@ -37,9 +37,7 @@ def claims(names: Names = None, out: Page = None, as_json: Json = False) -> None
     if as_json:
         show.print_json([plain(entry) for entry in entries])
     else:
-        show.grid(
-            "claims", ("id", "claim", "claimed", "ours", "how", "verdict"), [_cells(entry) for entry in entries]
-        )
+        show.grid("claims", ("id", "claim", "claimed", "ours", "how", "verdict"), [_cells(entry) for entry in entries])
     if out is not None:
         try:
             write_whole(out, page(entries))

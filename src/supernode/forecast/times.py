@@ -9,13 +9,13 @@ import numpy as np
 
 from supernode.forecast.efficiency import CardModel
 from supernode.forecast.kernels import PassTimes, pass_times
+from supernode.forecast.local import host_time, left_open, measured_data_times, meeting_time
 from supernode.forecast.memory import card_parameters, expert_copies, rank_shares
 from supernode.forecast.network import (
     Wires,
     exchange_time,
     gather_time,
     members_inside,
-    scatter_time,
     sum_time,
 )
 from supernode.forecast.pipeline import bubble_time, forward_shares, transfer_time
@@ -136,18 +136,22 @@ def step_parts(
     moved = 2 * ways.element + software.gradient_bytes
     forward = forward + ways.pipeline * longer * ways.element / moved
     passes["weights"] = passes["weights"] + ways.pipeline * longer * software.gradient_bytes / moved
+    left = bubble_time(ways, **passes, forward=forward)
+    left = left_open(
+        ways, left, card, busy=many * passes["slow"], even=many * passes["whole"] / ways.pipeline
+    )  # fmt: skip
     return StepParts(
-        compute=many * (weight * stage.body.gpu + in_ends + added),
+        compute=many * (weight * stage.body.gpu + in_ends + added) + np.minimum(left, 0),
         launch=many * weight * np.maximum(stage.body.total - stage.body.gpu, 0),
         tensor=many * weight * stage.tensor,
         context=many * weight * stage.context,
         expert=many * weight * stage.expert,
-        bubble=_left_open(ways, bubble_time(ways, **passes, forward=forward), card, passes["whole"], passes["slow"]),
+        bubble=np.maximum(left, 0),
         transfer=transfer_time(model, ways, card, software, **passes),
         data=data,
         optimizer=np.zeros(()) if software.adapters else update_time(model, ways, card, software),
-        step=np.asarray(card.fitted.step) + _meeting(ways, card),
-        host=_host(model, ways, card, np.where(slow > middle, last, most)),
+        step=np.asarray(card.fitted.step) + meeting_time(ways, card),
+        host=host_time(model, ways, card, np.where(slow > middle, last, most)),
     )
 
 
@@ -178,42 +182,6 @@ def _forward_waits(ways: Strategies, software: Software, stage: StageParts) -> N
     """Return what of the axes' exchanges the forwards wait for."""
     shares = forward_shares(ways, software)
     return stage.tensor * shares["tensor"] + stage.context * shares["context"] + stage.expert * shares["expert"]
-
-
-def _left_open(ways: Strategies, bubble: Numbers, card: CardModel, whole: Numbers, slow: Numbers) -> Numbers:
-    """Return what is left of a pipeline's bubble where ranks share cores.
-
-    One that waits leaves its core to another, so that only what the cores cannot fill is lost: the way through the
-    pipeline at the whole core's speed may yet be longer than all the work over all cores.
-    """
-    if card.sharing <= 1:
-        return bubble
-    busy = ways.micro_batches * slow
-    needed = np.maximum((busy + bubble) / card.sharing, ways.micro_batches * whole / ways.pipeline)
-    return np.where(ways.pipeline > 1, needed - busy, 0)
-
-
-def _meeting(ways: Strategies, card: CardModel) -> Numbers:
-    """Return the time of the scalars that all ranks sum once a step; part of `fitted.step` where none was measured."""
-    if card.wires.curves is None:
-        return np.zeros(())
-    return card.wires.curves.time("all_reduce", np.full((), 32.0), cards=ways.cards)
-
-
-def _host(model: ModelShape, ways: Strategies, card: CardModel, share: Numbers) -> Numbers:
-    """Return the seconds that a host spends on the axes of a strategy, beside computing and exchanging."""
-    total = np.zeros(())
-    if not card.axes:
-        return total
-    degrees = {
-        "tensor": ways.tensor, "pipeline": ways.pipeline, "replicas": np.where(ways.sharding == 0, ways.data, 1),
-        "fsdp": np.where(ways.sharding == 3, ways.data, 1),
-    }  # fmt: skip
-    layers, many = share * model.layers, ways.micro_batches
-    for axis, cost in card.axes.items():
-        seconds = cost.step + layers * cost.layer + many * (cost.micro_batch + layers * cost.block)
-        total = total + np.where(degrees[axis] > 1, seconds, 0)
-    return total
 
 
 def _tensor(model: ModelShape, ways: Strategies, card: CardModel, software: Software) -> Numbers:
@@ -335,28 +303,12 @@ def data_times(
     experts = expert_copies(ways), ways.expert * ways.expert_tensor
     wires = replace(card.tuned_wires, outside=card.wires.outside * software.rails)
     if wires.curves is not None:
-        return _measured_data(model, ways, software, wires, body + routed)
+        return measured_data_times(model, ways, software, wires, body + routed)
 
     def both(element: Numbers | float) -> Numbers:
         return collective(wires, body * element, *dense) + collective(wires, routed * element, *experts)
 
     return both(software.gradient_bytes), both(ways.element)
-
-
-def _measured_data(
-    model: ModelShape, ways: Strategies, software: Software, wires: Wires, weights: Numbers
-) -> tuple[Numbers, Numbers]:
-    """Return the same of a machine whose collectives were measured, each kind by its own curve.
-
-    Whole copies are summed by all-reduces, half of one standing for each way.
-    """
-    layers = rank_shares(model, ways)[0] * model.layers
-    pieces = np.where((ways.sharding == 3) & software.gathers_by_layer, layers + 1, 1)
-    sums = weights * software.gradient_bytes / pieces
-    scatter = pieces * scatter_time(wires, sums, cards=ways.data, stride=ways.tensor)
-    half = sum_time(wires, weights * software.gradient_bytes, cards=ways.data, stride=ways.tensor) / 2
-    gather = pieces * gather_time(wires, weights * ways.element / pieces, cards=ways.data, stride=ways.tensor)
-    return np.where(ways.sharding == 0, half, scatter), gather
 
 
 def accumulation_time(model: ModelShape, ways: Strategies, card: CardModel, software: Software) -> Numbers:

@@ -53,7 +53,7 @@ class Claim:
         '25.2%'
         """
         if self.unit == "%":
-            return f"{figure:.3g}" if figure > 10 else f"{100 * figure:.3g}%"
+            return f"{100 * figure:,.3g}%" if figure < 10 else f"{100 * figure:,.0f}%"
         return f"{figure:.3g}×" if self.unit == "×" else f"{figure:.3g} {self.unit}"
 
 

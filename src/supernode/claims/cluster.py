@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import exp, expm1
 
 from supernode.claims.claim import Setting, Shown, Sweep
-from supernode.simulation.goodput import DAY, LLAMA_RATE, checkpoint_interval
+from supernode.simulation.completion import Rhythm, expected_seconds
+from supernode.simulation.goodput import DAY, LLAMA_RATE
 from supernode.simulation.million import SIZES, Tiers, Work, curve, step_at
 from supernode.workload.shape import ModelShape, gpt_shape
 
@@ -14,6 +14,7 @@ WEEK = 7 * DAY
 TOKENS = 20e12  # 20 for each parameter: Hoffmann et al., arXiv:2203.15556, table 3
 BATCH = 64 * 2**20  # tokens of a step; four times Llama 3 405B's last 16 Mi (arXiv:2407.21783, section 3.4.1)
 PAUSE = 600.0  # seconds from an interruption to the next useful step; an estimate
+SAVE = 60.0  # seconds that a checkpoint stops training; an estimate
 
 
 def trillion() -> ModelShape:
@@ -53,8 +54,8 @@ def trillion_weeks(setting: Setting) -> Shown:
         assumptions=(
             f"{float(model.parameters) / 1e12:.2f} T parameters (SC'21's), {TOKENS / 1e12:.0f} T tokens, "
             f"{BATCH / 2**20:.0f} Mi tokens a step at every size (strong scaling).",
-            f"Cards fail as Llama 3's did; each interruption costs {PAUSE / 60:.0f} minutes and half of the time "
-            "between checkpoints, which follow Daly's rule at 60 s a save.",
+            f"Cards fail as Llama 3's did; each interruption costs {PAUSE / 60:.0f} minutes and all since the "
+            f"last checkpoint; these follow Daly's rule at {SAVE:.0f} s a save. Both are estimates.",
             "`Weeks` is taken as at most eight; `months` is what a sixteenth of the cards need.",
         ),
         by="simulation.million with failures by closed form",
@@ -71,19 +72,5 @@ def _weeks(tiers: Tiers, model: ModelShape, count: int) -> float:
     copies = count * tiers.supernode_cards // (work.tensor * work.pipeline)
     work = replace(work, micro_batches=max(1, round(BATCH / work.sequence / copies)))
     point = step_at(tiers, work, count)
-    training = TOKENS / BATCH * point.seconds
-    return training / kept_part(LLAMA_RATE * point.cards, pause=PAUSE) / WEEK
-
-
-def kept_part(rate: float, *, pause: float, save: float = 60.0) -> float:
-    """Return the part of the time that is kept where a job is interrupted so often.
-
-    Args:
-        rate: interruptions of the whole job per second.
-        pause: seconds that each one stops it.
-        save: seconds that a checkpoint stops it.
-
-    Source: Daly, FGCS 22(3), 2006, equation 20: the expected time to finish intervals under exponential failures.
-    """
-    interval = checkpoint_interval(1 / rate, save)
-    return float(interval * rate / (exp(rate * pause) * expm1(rate * (interval + save))))
+    rhythm = Rhythm(mtbf=1 / (LLAMA_RATE * point.cards), save=SAVE, restart=PAUSE)
+    return expected_seconds(TOKENS / BATCH * point.seconds, rhythm) / WEEK

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from supernode.claims.claim import Setting, Shown, Sweep
-from supernode.claims.plain import DATA_ONLY, Job, beside, best, said, space_of
-from supernode.errors import CapacityError
+from supernode.claims.plain import DATA_ONLY, Job, beside, best, space_of, swept
 from supernode.forecast.rates import card_of
 from supernode.hardware.assemble import build_machine
 from supernode.hardware.machine import Machine
-from supernode.search.best import room_of
+from supernode.search.best import room_of, words
 from supernode.search.why import time_parts
 from supernode.workload.presets import public_model
 
@@ -34,16 +33,13 @@ def _job(batch: int, sequence: int = SEQUENCE) -> Job:
     return Job(model=public_model("llama3-70b"), batch=batch, sequence=sequence)
 
 
-def _gain(job: Job, machine: Machine, wide: dict[str, Any], narrow: dict[str, Any]) -> float:
-    """Return how many times faster the wider space's best is; infinite where only it has one that fits.
+def _gain(job: Job, machine: Machine, wide: Mapping[str, Any], narrow: Mapping[str, Any]) -> float:
+    """Return how many times faster the wider space's best is.
 
     Raises:
-        CapacityError: nothing fits at all.
+        CapacityError: nothing fits in one of them.
     """
-    ours, plain = best(job, machine, **wide), best(job, machine, **narrow)
-    if ours is None:
-        raise CapacityError(f"{machine.name} does not hold the model", hint="take more cards.")
-    return plain.time / ours.time if plain is not None else float("inf")
+    return best(job, machine, **narrow).time / best(job, machine, **wide).time
 
 
 def parallel_efficiency(setting: Setting) -> Shown:
@@ -51,18 +47,13 @@ def parallel_efficiency(setting: Setting) -> Shown:
 
     def computing(cards: int) -> float:
         job, machine = _job(2 * cards), _machine(setting, cards=cards)
-        found = best(job, machine)
-        if found is None:
-            return 0.0
-        parts = time_parts(space_of(job, machine), card_of(machine), room_of(machine), found)
+        parts = time_parts(space_of(job, machine), card_of(machine), room_of(machine), best(job, machine))
         return parts["compute"] / sum(parts.values())
 
-    sizes = (32, 64, 128, 256, 512, 1024)
-    figures = tuple((cards, computing(cards)) for cards in sizes)
     return Shown(
-        ours=dict(figures)[CARDS],
+        ours=computing(CARDS),
         baseline="cards that wait for nobody: not for tensors, sequences, pipelines or gradients",
-        sweep=Sweep(over="cards", points=figures),
+        sweep=swept("cards", (32, 64, 128, 256, 512, 1024), lambda cards: computing(int(cards))),
         assumptions=(
             *ASSUMED,
             "Two samples a card and step. Stricter than work a card and second over that on few cards, "
@@ -77,9 +68,9 @@ def over_data(setting: Setting) -> Shown:
     job = _job(CARDS)
     plain = best(job, _machine(setting), **DATA_ONLY)
     return Shown(
-        ours=_gain(job, _machine(setting), {}, dict(DATA_ONLY)) - 1,
-        baseline=f"the best of pure data parallelism: {said(plain)}",
-        sweep=_over_ports(setting, job, {}, dict(DATA_ONLY), less=1.0),
+        ours=_gain(job, _machine(setting), {}, DATA_ONLY) - 1,
+        baseline=f"the best of pure data parallelism: {words(plain)}",
+        sweep=_over_ports(setting, job, {}, DATA_ONLY, less=1.0),
         assumptions=(*ASSUMED, f"{CARDS} cards, a sample for each and step."),
         by="search over all strategies, and over those with copies alone",
     )
@@ -92,7 +83,7 @@ def over_two_axes(setting: Setting) -> Shown:
     plain = best(job, _machine(setting), **narrow)
     return Shown(
         ours=_gain(job, _machine(setting), {}, narrow),
-        baseline=f"tensor (in the node) × data alone: {said(plain)}",
+        baseline=f"tensor (in the node) × data alone: {words(plain)}",
         sweep=_over_ports(setting, job, {}, narrow),
         assumptions=(*ASSUMED, f"{CARDS} cards, a sample for four of them: what a small batch leaves to copies."),
         by="search over all strategies, and over tensor × data",
@@ -106,7 +97,7 @@ def pipelining(setting: Setting) -> Shown:
     plain = best(job, _machine(setting), **narrow)
     return Shown(
         ours=_gain(job, _machine(setting), wide, narrow),
-        baseline=f"the best without a pipeline: {said(plain)}",
+        baseline=f"the best without a pipeline: {words(plain)}",
         sweep=_over_ports(setting, job, wide, narrow),
         assumptions=(*ASSUMED, f"{CARDS} cards, {job.batch} samples of 65,536 tokens a step, no context axis."),
         by="search with and without the pipeline axis",
@@ -114,8 +105,11 @@ def pipelining(setting: Setting) -> Shown:
 
 
 def _over_ports(
-    setting: Setting, job: Job, wide: dict[str, Any], narrow: dict[str, Any], *, less: float = 0.0,
+    setting: Setting, job: Job, wide: Mapping[str, Any], narrow: Mapping[str, Any], *, less: float = 0.0,
     ports: Sequence[float] = PORTS,
 ) -> Sweep:  # fmt: skip
-    points = tuple((port, _gain(job, _machine(setting, port=port), wide, narrow) - less) for port in ports)
-    return Sweep(over="GB/s of each card between nodes", points=points)
+    return swept(
+        "GB/s of each card between nodes",
+        ports,
+        lambda port: _gain(job, _machine(setting, port=port), wide, narrow) - less,
+    )

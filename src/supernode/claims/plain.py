@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+from supernode.claims.claim import Sweep
 from supernode.errors import CapacityError
 from supernode.forecast.rates import card_of
 from supernode.hardware.machine import Machine
-from supernode.search.best import bill_of, room_of, words
+from supernode.search.best import bill_of, room_of
 from supernode.search.search import Choice, search
 from supernode.search.space import Space
 from supernode.workload.shape import ModelShape
@@ -44,17 +46,20 @@ def space_of(job: Job, machine: Machine, **limits: Any) -> Space:
     )
 
 
-def best(job: Job, machine: Machine, **limits: Any) -> Choice | None:
-    """Return the fastest strategy that fits; None where nothing does."""
-    try:
-        found = search(
-            space_of(job, machine, **limits), card_of(machine), room_of(machine), bill_of(machine), top=1, front=False
-        )
-    except CapacityError:
-        return None
-    return found.best[0]
+def best(job: Job, machine: Machine, **limits: Any) -> Choice:
+    """Return the fastest strategy that fits.
+
+    Raises:
+        CapacityError: nothing does.
+    """
+    space = space_of(job, machine, **limits)
+    return search(space, card_of(machine), room_of(machine), bill_of(machine), top=1, front=False).best[0]
 
 
-def said(choice: Choice | None) -> str:
-    """Return a choice in words."""
-    return words(choice) if choice is not None else "nothing fits"
+def swept(over: str, at: Iterable[float], figure: Callable[[float], float]) -> Sweep:
+    """Return a figure at each of some places; those are left out at which what is compared does not fit."""
+    points = []
+    for place in at:
+        with suppress(CapacityError):
+            points.append((place, figure(place)))
+    return Sweep(over=over, points=tuple(points))

@@ -64,6 +64,12 @@ def _check(case: Case) -> None:
     for entry in fields(case.ways):
         if not np.isfinite(getattr(case.ways, entry.name)).all():
             raise SpecError(f"`{entry.name}` is not a finite number", hint="give what was run.")
+    samples = case.ways.micro_batches
+    if not (np.all(samples >= 1) and np.all(samples == np.round(samples))):
+        raise SpecError(
+            f"{samples} micro-batches on each copy of the model",
+            hint="a batch is so many whole micro-batches on so many copies; degrees multiply to the cards.",
+        )
     if not (case.model.layers > 0 and case.model.width > 0):
         raise SpecError("a model without layers or width", hint="give what was run.")
     if not 0 < case.seconds < float("inf"):

@@ -14,9 +14,9 @@ from supernode.forecast.efficiency import card_model
 from supernode.forecast.kernels import pass_times
 from supernode.forecast.rates import card_of
 from supernode.forecast.times import step_parts
-from supernode.search.balance import balance, slowest_ranks
+from supernode.placing.balance import balance, slowest_ranks
+from supernode.placing.placement import Placed
 from supernode.search.best import bill_of, room_of, words
-from supernode.search.placement import Placed
 from supernode.search.search import search
 from supernode.search.space import Space
 from supernode.workload.convolution import CLASSES, RESNETS, resnet, resnet_demand

@@ -17,7 +17,7 @@ from typing import Any
 from supernode.forecast.rates import card_of
 from supernode.hardware.assemble import MACHINES, build_machine, predefined
 from supernode.hardware.machine import Machine, Tier
-from supernode.search.placement import (
+from supernode.placing.placement import (
     RANK_ORDER,
     Placed,
     best_place,
@@ -27,7 +27,7 @@ from supernode.search.placement import (
     slow_bytes,
     with_spares,
 )
-from supernode.search.torus import TorusPlaces
+from supernode.placing.torus import TorusPlaces
 from supernode.workload.presets import public_model
 from supernode.workload.shape import ModelShape, gpt_shape
 from supernode.workload.strategy import INTERLEAVED, Software, Strategies, make_strategies

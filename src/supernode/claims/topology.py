@@ -11,8 +11,8 @@ from supernode.forecast.efficiency import CardModel
 from supernode.forecast.rates import card_of
 from supernode.hardware.assemble import build_machine
 from supernode.hardware.machine import Machine
+from supernode.placing.placement import Placed, best_order, machine_tiers, place
 from supernode.search.best import bill_of, room_of
-from supernode.search.placement import Placed, best_order, machine_tiers, place
 from supernode.search.search import Choice, search
 from supernode.search.space import Space
 from supernode.workload.presets import public_model
@@ -59,7 +59,7 @@ def aware_partition(setting: Setting) -> Shown:
             f"Bytes over the slowest tier fall by {fewer:.0%} in the mean: the planner wants the fastest step, and "
             "sends more where that hides behind computing.",
         ),
-        by="search and search.placement",
+        by="search and placing.placement",
     )
 
 

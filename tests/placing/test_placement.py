@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -11,9 +12,10 @@ from hypothesis import strategies as st
 from supernode.forecast.efficiency import card_model
 from supernode.forecast.times import step_parts
 from supernode.hardware.assemble import build_machine
+from supernode.hardware.calibration import AxisCost
 from supernode.hardware.machine import Tier
-from supernode.search.balance import balance, layer_times, slowest_ranks
-from supernode.search.placement import (
+from supernode.placing.balance import balance, layer_times, slowest_ranks
+from supernode.placing.placement import (
     RANK_ORDER,
     best_order,
     best_place,
@@ -202,3 +204,13 @@ def test_each_kind_of_a_hybrids_layers_is_spread_evenly() -> None:
     )
     rarest = [place for place, seconds in enumerate(found) if seconds == kinds[0]]
     assert max(b - a for a, b in pairwise(rarest)) - min(b - a for a, b in pairwise(rarest)) <= 2
+
+
+def test_what_axes_cost_a_host_is_part_of_a_placed_step() -> None:
+    card = replace(CARD, axes={"tensor": AxisCost(axis="tensor", ranks=64, step=0.5)})
+    spread = ways(tensor=8, data=8)
+
+    placed = place(MODEL, spread, card, SOFTWARE, tiers_of(card.wires, 64))
+
+    assert placed.time == pytest.approx(float(step_parts(MODEL, spread, card, SOFTWARE).total))
+    assert placed.parts["alone"] > 0.5

@@ -19,7 +19,7 @@ from supernode.errors import SpecError
 from supernode.forecast.efficiency import CardModel
 from supernode.forecast.times import StepParts, step_parts
 from supernode.hardware.machine import Machine
-from supernode.search.placement import PART_OF, Placed, exchanged_bytes, ring_bytes, sent_on
+from supernode.placing.placement import PART_OF, Placed, exchanged_bytes, ring_bytes, sent_on
 from supernode.workload.shape import ModelShape
 from supernode.workload.strategy import Software, Strategies
 
@@ -232,7 +232,7 @@ class TorusPlaces:
         self.degrees = {name: int(getattr(ways, name)) for name in AXES}
         self.degrees["data"] //= experts
         usual = step_parts(model, ways, card, software)
-        self._alone = float(usual.compute + usual.launch + usual.optimizer + usual.step)
+        self._alone = float(usual.compute + usual.launch + usual.optimizer + usual.step + usual.host)
         self._times: dict[tuple[str, float], tuple[float, float]] = {}
         self._bytes = {
             **ring_bytes(model, ways, software),

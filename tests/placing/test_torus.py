@@ -18,7 +18,7 @@ from supernode.fabric.routes import spread
 from supernode.fabric.shapes import torus
 from supernode.forecast.rates import card_of
 from supernode.hardware.assemble import build_machine
-from supernode.search.torus import (
+from supernode.placing.torus import (
     AXES,
     Run,
     TorusPlaces,

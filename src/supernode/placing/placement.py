@@ -113,7 +113,7 @@ def place(
     degrees = {axis: int(getattr(ways, axis)) for axis in RANK_ORDER}
     usual = step_parts(model, ways, card, software)
     parts = {
-        "alone": float(usual.compute + usual.launch + usual.bubble + usual.optimizer + usual.step),
+        "alone": float(usual.compute + usual.launch + usual.bubble + usual.optimizer + usual.step + usual.host),
         **{
             axis: _axis_time(model, ways, card, software, tiers, _inside(tiers, degrees, order, ways, axis), axis=axis)
             for axis in (*RANK_ORDER, "expert")

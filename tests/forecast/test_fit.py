@@ -85,12 +85,13 @@ def test_steps_that_do_not_grow_with_their_work_are_refused() -> None:
 
 
 def test_an_axis_costs_what_is_left() -> None:
-    counts = [(2.0, 2.0), (6.0, 2.0), (2.0, 6.0), (6.0, 6.0)]
-    left = [0.01 + 0.003 * layers + 0.002 * many + 0.0005 * layers * many for layers, many in counts]
+    counts = [(2.0, 2.0, 0.01), (6.0, 2.0, 0.03), (2.0, 6.0, 0.03), (6.0, 6.0, 0.09), (2.0, 2.0, 0.4)]
+    left = [0.01 + 0.003 * layers + 0.002 * many + 0.0005 * layers * many + 0.1 * busy for layers, many, busy in counts]
 
-    cost = fit_axis("tensor", 4, counts, left, [1.0, 1.0, 0.1, 1.0])
+    cost = fit_axis("tensor", 4, counts, left, [1.0, 1.0, 0.1, 1.0, 1.0])
 
     assert (cost.step, cost.layer, cost.micro_batch, cost.block) == pytest.approx((0.01, 0.003, 0.002, 0.0005))
+    assert cost.waiting == pytest.approx(0.1)
 
 
 def exchange(kind: str, cards: int, nbytes: float, seconds: float) -> Sample:

@@ -14,6 +14,7 @@ from supernode.backends.fork_client import ForkServer
 from supernode.backends.measuring import Bench
 from supernode.control.runs import write_whole
 from supernode.errors import MachineError, SpecError
+from supernode.forecast.efficiency import CardModel
 from supernode.forecast.fit import Measured, curves_of, fit_axis, fit_compute
 from supernode.forecast.rates import card_of
 from supernode.forecast.times import step_parts
@@ -44,7 +45,7 @@ STEPS = (
     (1, 768, 12, 128, 4, 1, 256),
 )  # fmt: skip
 TURNS = 5
-EXCHANGE_TURNS = 3
+EXCHANGE_TURNS = 5
 AXIS_TURNS = 4
 AXIS_STEPS = {
     "tensor": Parallelism(tensor=2, data=1), "pipeline": Parallelism(pipeline=2, data=1),
@@ -52,6 +53,10 @@ AXIS_STEPS = {
 }  # fmt: skip
 AXIS_COUNTS = ((2, 2), (8, 2), (2, 6), (8, 6))
 """Layers and micro-batches of a model so small that what is left is the axis' own."""
+WIDE = {
+    "layers": 2, "micro_batches": 2, "width": 256, "heads": 8, "sequence": 128, "samples": 2, "vocabulary": 256,
+}  # fmt: skip
+"""A model whose computing counts, so that it shows how long ranks wait for the slowest one."""
 QUIET = 0.05
 """Part of all cores that other programs may take for a measurement to count as undisturbed."""
 TRIES = 2
@@ -146,6 +151,7 @@ def _axes(cores: int) -> Iterator[Order]:
         for axis in AXIS_STEPS:
             for layers, many in AXIS_COUNTS:
                 yield "steps", ranks, {"axis": axis, "layers": layers, "micro_batches": many, **small}
+            yield "steps", ranks, {"axis": axis, **WIDE}
 
 
 def _exchanges(ranks: int, device: str) -> Iterator[Order]:
@@ -221,8 +227,9 @@ def calmest(rounds: Sequence[Sequence[Sample]]) -> list[Sample]:
     """Return one sample of each kind out of several rounds: the median of the calm ones, else the calmest."""
     found = []
     for tries in zip(*rounds, strict=True):
-        calm = sorted((s for s in tries if s.others <= QUIET), key=lambda sample: sample.seconds)
-        found.append(calm[(len(calm) - 1) // 2] if calm else min(tries, key=lambda sample: sample.others))
+        calm = [sample for sample in tries if sample.others <= QUIET]
+        best = min(tries, key=lambda sample: sample.others)
+        found.append(replace(best, seconds=statistics.median(s.seconds for s in calm)) if calm else best)
     return found
 
 
@@ -284,10 +291,21 @@ def _axis_costs(found: Calibration) -> Iterator[AxisCost]:
             mine = [s for s in found.samples if s.ranks == ranks and s.what.get("axis") == axis]
             over = [sample.seconds - _measured(sample, machine).predict(card) for sample in mine]
             per_rank = 2 if axis == "pipeline" else 1
-            counts = [(float(s.what["layers"]) / per_rank, float(s.what["micro_batches"])) for s in mine]
+            counts = [
+                (float(s.what["layers"]) / per_rank, float(s.what["micro_batches"]), _busy(s, machine, card))
+                for s in mine
+            ]
             # A step of which others took a tenth of the cores says a third as much as one that they left alone.
             trust = [1 / sample.seconds / (1 + 20 * sample.others) for sample in mine]
             yield fit_axis(axis, ranks, counts, over, trust)
+
+
+def _busy(sample: Sample, machine: Machine, card: CardModel) -> float:
+    """Return the seconds that a rank computes in a measured step."""
+    plan = plan_of(sample.what)
+    shape = plan.job.shape
+    assert shape is not None
+    return float(step_parts(decoder_shape(shape), strategy_of(plan), card, software_of(plan, machine)).compute)
 
 
 def _gpu_compute(samples: Sequence[Sample]) -> Iterator[Compute]:

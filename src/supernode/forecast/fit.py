@@ -133,19 +133,22 @@ def curves_of(samples: Sequence[Sample]) -> tuple[Curve, ...]:
 
 
 def fit_axis(
-    axis: str, ranks: int, counts: Sequence[tuple[float, float]], seconds: Sequence[float], trust: Sequence[float]
-) -> AxisCost:
+    axis: str, ranks: int, counts: Sequence[tuple[float, float, float]], seconds: Sequence[float],
+    trust: Sequence[float],
+) -> AxisCost:  # fmt: skip
     """Return what an axis costs a rank's Python while so many are at work, by least squares, none below zero.
 
     Args:
-        counts: layers of a rank and micro-batches of each measured step.
+        counts: layers of a rank, micro-batches, and seconds of computing of each measured step.
         seconds: that each took beyond the forecast of its computing and exchanges.
         trust: weight of each; what was disturbed, or is long, is less exact.
     """
     from scipy.optimize import nnls
 
     weights = np.array(trust)
-    terms = np.array([[1.0, layers, many, layers * many] for layers, many in counts])
+    terms = np.array([[1.0, layers, many, layers * many, busy] for layers, many, busy in counts])
     found = nnls(terms * weights[:, None], np.maximum(np.array(seconds), 0.0) * weights)[0]
-    step, layer, micro_batch, block = map(float, found)
-    return AxisCost(axis=axis, ranks=ranks, step=step, layer=layer, micro_batch=micro_batch, block=block)
+    step, layer, micro_batch, block, waiting = map(float, found)
+    return AxisCost(
+        axis=axis, ranks=ranks, step=step, layer=layer, micro_batch=micro_batch, block=block, waiting=waiting
+    )

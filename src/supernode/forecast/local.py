@@ -36,8 +36,13 @@ def meeting_time(ways: Strategies, card: CardModel) -> Numbers:
     return card.wires.curves.time("all_reduce", np.full((), 32.0), cards=ways.cards)
 
 
-def host_time(model: ModelShape, ways: Strategies, card: CardModel, share: Numbers) -> Numbers:
-    """Return the seconds that a host spends on the axes of a strategy, beside computing and exchanging."""
+def host_time(model: ModelShape, ways: Strategies, card: CardModel, share: Numbers, busy: Numbers) -> Numbers:
+    """Return the seconds that a host spends on the axes of a strategy, beside computing and exchanging.
+
+    Args:
+        share: of the layers that the rank holds.
+        busy: seconds of a step that it computes.
+    """
     total = np.zeros(())
     if not card.axes:
         return total
@@ -48,6 +53,7 @@ def host_time(model: ModelShape, ways: Strategies, card: CardModel, share: Numbe
     layers, many = share * model.layers, ways.micro_batches
     for axis, cost in card.axes.items():
         seconds = cost.step + layers * cost.layer + many * (cost.micro_batch + layers * cost.block)
+        seconds = seconds + cost.waiting * busy
         total = total + np.where(degrees[axis] > 1, seconds, 0)
     return total
 

@@ -137,6 +137,7 @@ class AxisCost:
         layer: for each of the rank's layers, once a step.
         micro_batch: once a micro-batch.
         block: for each of the rank's layers and micro-batches.
+        waiting: part of the computing that goes by until the slowest of those that meet is there, too.
     """
 
     axis: str
@@ -145,16 +146,17 @@ class AxisCost:
     layer: float = 0.0
     micro_batch: float = 0.0
     block: float = 0.0
+    waiting: float = 0.0
 
     def __post_init__(self) -> None:
         if self.axis not in AXES:
             raise SpecError(f"`axes.axis` is {self.axis!r}", hint=f"choose one of {', '.join(AXES)}; or {AGAIN}")
-        _check(self, "axes", may_be_zero=("step", "layer", "micro_batch", "block"))
+        _check(self, "axes", may_be_zero=("step", "layer", "micro_batch", "block", "waiting"))
 
     def times(self, factor: float) -> AxisCost:
         """Return the same on a computer so many times as busy."""
         parts = {name: factor * getattr(self, name) for name in ("step", "layer", "micro_batch", "block")}
-        return AxisCost(axis=self.axis, ranks=self.ranks, **parts)
+        return AxisCost(axis=self.axis, ranks=self.ranks, waiting=self.waiting, **parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -74,7 +74,7 @@ class Machine:
     dpus: int = 0
     host_memory: int = 0
     cores: int = 0
-    calibration: Calibration | None = field(default=None, repr=False)
+    calibration: Calibration | None = field(default=None, repr=False, hash=False)
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

@@ -29,6 +29,8 @@ from supernode.training.optimizer import build_optimizer
 from supernode.training.step import Stepper
 from supernode.training.tensor import SplitCrossEntropy, cross_entropy
 
+LEAST = 1e-6
+"""Seconds that an exchange takes at least, where others made the computing alone take longer."""
 SILENCE = 60.0
 """Seconds that a measured collective may wait."""
 
@@ -154,6 +156,9 @@ def _exchange(
 ) -> list[list[float]]:
     """Time a collective of every `group` neighbours in rank, all groups at once; a send is timed one way.
 
+    On CPUs the ranks compute between exchanges, as they do in training: caches are then cold, the threads that carry
+    messages asleep, and some ranks later than others. What the computing takes alone, all ranks at once, is taken off.
+
     Args:
         sizes: bytes of the whole buffer: what each holds in an all-reduce, the result of an all-gather.
 
@@ -172,15 +177,35 @@ def _exchange(
             whole = torch.ones(max(group, nbytes // 4), device=_device(device, seat))
             part = whole.chunk(group)[0].clone()
             act = COLLECTIVES[collective](whole[: len(part) * group], part, groups[seat.rank // group])
-            at_once = max(2, min(20, 2**21 // nbytes))
-            turns: list[float] = []
+            between = _between(whole) if device == "cpu" else lambda: None
+            at_once = max(3, min(10, 2**22 // nbytes))
+
+            def both(between: Callable[[], object] = between, act: Callable[[], object] = act) -> None:
+                between()
+                act()
+
+            clock, turns = time.perf_counter, []
             for _ in range(repeats):
                 dist.barrier()
-                turns += _times(act, repeats=1, at_once=at_once, device=device, clock=time.perf_counter)
+                (alone,) = _times(between, repeats=1, at_once=at_once, device=device, clock=clock)
+                dist.barrier()
+                (together,) = _times(both, repeats=1, at_once=at_once, device=device, clock=clock)
+                turns.append(max(together - alone, LEAST))
             found.append([seconds / 2 for seconds in turns] if collective == "send" else turns)
     finally:
         dist.destroy_process_group()
     return found
+
+
+def _between(whole: Tensor) -> Callable[[], object]:
+    """Return a millisecond or two of computing that makes the buffer anew."""
+    left, right = torch.ones(512, 256), torch.ones(256, 704)
+
+    def act() -> None:
+        torch.mm(left, right)
+        whole.fill_(1.0)
+
+    return act
 
 
 def _round_trip(whole: Tensor, group: dist.ProcessGroup) -> Callable[[], object]:

@@ -151,7 +151,9 @@ def step_parts(
         data=data,
         optimizer=np.zeros(()) if software.adapters else update_time(model, ways, card, software),
         step=np.asarray(card.fitted.step) + meeting_time(ways, card),
-        host=host_time(model, ways, card, np.where(slow > middle, last, most)),
+        host=host_time(
+            model, ways, card, np.where(slow > middle, last, most), many * (weight * stage.body.gpu + in_ends)
+        ),
     )
 
 

@@ -25,6 +25,14 @@ def spoiled(folder: Path, table: str, **cells: str | None) -> Path:
     return folder
 
 
+def test_all_rows_of_the_project_are_read_but_one_whose_degrees_make_fewer_cards() -> None:
+    _, strange = readable_cases(FOLDER)
+
+    # Llama 3 8B on 1,024 B200: tensor 4 × context 16 × data 4 are 256 cards.
+    assert [reason.partition(":")[0] for reason in strange] == ["nemo_long_sequence_cp.csv, line 8"]
+    assert "micro-batches on each copy" in strange[0]
+
+
 @pytest.mark.parametrize(
     ("cells", "reason"),
     [

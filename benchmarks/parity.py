@@ -27,9 +27,9 @@ from supernode.control.training import start
 from supernode.data.corpus import open_corpus
 from supernode.data.sampler import Sampler
 from supernode.models.decoder import Decoder
+from supernode.parallel.chance import seed_for
 from supernode.schema.event import Evaluated, StepDone
 from supernode.schema.model import DecoderShape
-from supernode.training.chance import seed_for
 
 SHAPE = DecoderShape(layers=5, width=64, heads=4, kv_heads=2, vocabulary=97, tied=True)
 """Five layers over two or four stages, and 97 rows of a tied embedding over two tensor ranks: neither divides."""

@@ -11,14 +11,14 @@ from supernode.errors import CapacityError, ModelError, SpecError
 from supernode.forecast.rates import card_of
 from supernode.hardware.assemble import build_machine
 from supernode.models.decoder import Decoder
+from supernode.parallel.tensor import cross_entropy
 from supernode.planning.planner import explain, make_plan
 from supernode.planning.traced import traced_stage_times
+from supernode.probing.trace import trace_module
 from supernode.schema.job import DataSpec, JobSpec, OptimizerSpec, Parallelism
 from supernode.schema.model import DecoderShape
 from supernode.schema.plan import Plan
 from supernode.schema.trace import ModelTrace, PassWork, Size, TracedPart, Work
-from supernode.training.tensor import cross_entropy
-from supernode.training.trace import trace_module
 
 MACHINE = build_machine(card_count=8, card="H100")
 TERA = 1e12

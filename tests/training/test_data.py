@@ -15,11 +15,11 @@ from torch import Tensor
 from supernode.data.sampler import Sampler
 from supernode.errors import DataError
 from supernode.hardware.assemble import build_machine
+from supernode.parallel.tensor import IGNORED, cross_entropy
 from supernode.planning.planner import make_plan
 from supernode.schema.job import DataSpec, EvaluateSpec, JobSpec, Parallelism
 from supernode.schema.plan import Plan
 from supernode.training.data import Feed, TokenWindows, open_feed
-from supernode.training.tensor import IGNORED, cross_entropy
 
 MACHINE = build_machine(card_count=64, card="H100")
 

@@ -30,7 +30,7 @@ NEXT = (
     "supernode.backends.local_rank",
 )
 """What every rank needs before its first checkpoint."""
-PIPELINE = ("supernode.training.pipeline",)
+PIPELINE = ("supernode.parallel.pipeline",)
 
 _MOST_FDS = 1024
 _PR_SET_PDEATHSIG = 1

@@ -6,9 +6,9 @@ import socket
 from pathlib import Path
 from typing import Any
 
+from supernode.probing import measure
 from supernode.schema import plain
 from supernode.schema.plan import Plan
-from supernode.training import measure
 from supernode.training.worker import Assignment, Channel, live
 
 

@@ -30,7 +30,7 @@ def trace(request: TraceRequest, *, most_seconds: float = MOST_SECONDS) -> Model
         DataError: the data set or the loss fails.
     """
     child = subprocess.Popen(
-        [sys.executable, "-m", "supernode.training.trace"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        [sys.executable, "-m", "supernode.probing.trace"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, start_new_session=True,
     )  # fmt: skip
     module = request.job.module

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from supernode.data.corpus import Corpus, load_tokens
 from supernode.data.sampler import Sampler
 from supernode.errors import DataError
+from supernode.parallel.assemble import DTYPES
+from supernode.parallel.chance import seed_for, seed_generators
+from supernode.parallel.tensor import IGNORED, cross_entropy
+from supernode.parallel.usercode import build_user_data, load_function
 from supernode.schema.plan import Plan
-from supernode.training.assemble import DTYPES
-from supernode.training.chance import seed_for, seed_generators
-from supernode.training.tensor import IGNORED, cross_entropy
-from supernode.training.usercode import build_user_data, load_function
 
 
 class Samples(Protocol):

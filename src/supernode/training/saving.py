@@ -16,10 +16,10 @@ from supernode.checkpoint import state
 from supernode.data.corpus import Corpus
 from supernode.data.sampler import Sampler
 from supernode.errors import CheckpointError
+from supernode.parallel.assemble import Parts
+from supernode.parallel.mesh import Place
 from supernode.schema.manifest import Manifest
 from supernode.schema.plan import Plan
-from supernode.training.assemble import Parts
-from supernode.training.mesh import Place
 
 
 def describe_model(plan: Plan) -> str:

@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from supernode.errors import RunError
+from supernode.parallel.assemble import Parts
+from supernode.parallel.chance import seed_for, seed_generators
+from supernode.parallel.mesh import Place
+from supernode.parallel.sync import ReplicaSync, TieSync, copies, settle
+from supernode.parallel.tensor import local
 from supernode.schema.plan import Plan
-from supernode.training.assemble import Parts
-from supernode.training.chance import seed_for, seed_generators
 from supernode.training.data import Batch, Feed
-from supernode.training.mesh import Place
 from supernode.training.optimizer import learning_rate, set_rate
-from supernode.training.sync import ReplicaSync, TieSync, copies, settle
-from supernode.training.tensor import local
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -192,7 +192,7 @@ class Stepper:
 
 def _schedule(plan: Plan, place: Place, parts: Parts, loss: Loss) -> Any:
     # Here and not above: it costs half a second that a run without a pipeline need not wait for.
-    from supernode.training.pipeline import build_schedule
+    from supernode.parallel.pipeline import build_schedule
 
     return build_schedule(plan, place, parts, loss)
 

@@ -19,15 +19,15 @@ from supernode.checkpoint import state, store
 from supernode.data.bigram import bigram_loss
 from supernode.data.corpus import Corpus, open_corpus
 from supernode.errors import SupernodeError
+from supernode.parallel.assemble import assemble
+from supernode.parallel.mesh import Place, meet
+from supernode.parallel.tensor import SplitCrossEntropy
+from supernode.parallel.usercode import blame
 from supernode.schema.plan import Plan
-from supernode.training.assemble import assemble
 from supernode.training.data import Feed, check_norms, open_feed
-from supernode.training.mesh import Place, meet
 from supernode.training.optimizer import build_optimizer
 from supernode.training.saving import describe_data, make_manifest, restore, tensors
 from supernode.training.step import Stepper
-from supernode.training.tensor import SplitCrossEntropy
-from supernode.training.usercode import blame
 from supernode.training.writing import write_sample
 
 _PEER_GONE = re.compile(

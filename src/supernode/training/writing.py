@@ -9,9 +9,9 @@ import torch
 
 from supernode.data.corpus import Corpus, decode, encode
 from supernode.models.decoder import Decoder
+from supernode.parallel.assemble import assemble
+from supernode.parallel.chance import seed_for
 from supernode.schema.plan import Plan
-from supernode.training.assemble import assemble
-from supernode.training.chance import seed_for
 from supernode.training.saving import load_weights
 
 

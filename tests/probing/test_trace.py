@@ -15,11 +15,11 @@ from torch.utils.checkpoint import checkpoint
 
 from supernode.errors import ModelError
 from supernode.models.decoder import Decoder
+from supernode.parallel.tensor import cross_entropy
 from supernode.planning.work import block_forward_flops, head_forward_flops
+from supernode.probing.trace import trace_module
 from supernode.schema.model import PRESETS
 from supernode.schema.trace import ModelTrace
-from supernode.training.tensor import cross_entropy
-from supernode.training.trace import trace_module
 from supernode.workload.convolution import RESNETS, resnet, resnet_demand, resnet_parameters
 
 pytestmark = pytest.mark.slow

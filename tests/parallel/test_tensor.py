@@ -14,8 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
 from supernode.models.decoder import Decoder
-from supernode.schema.model import DecoderShape
-from supernode.training.tensor import (
+from supernode.parallel.tensor import (
     IGNORED,
     SplitCrossEntropy,
     cross_entropy,
@@ -24,6 +23,7 @@ from supernode.training.tensor import (
     split_embedding,
     split_head,
 )
+from supernode.schema.model import DecoderShape
 
 Together = Callable[..., list[Any]]
 

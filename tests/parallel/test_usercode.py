@@ -8,7 +8,7 @@ import pytest
 from torch import nn
 
 from supernode.errors import DataError, ModelError
-from supernode.training.usercode import build_user_data, build_user_model, load_function
+from supernode.parallel.usercode import build_user_data, build_user_model, load_function
 
 GOOD = """
 import torch

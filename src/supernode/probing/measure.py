@@ -20,14 +20,14 @@ from torch import Tensor
 from torch._C._distributed_c10d import FileStore
 
 from supernode.data.sampler import Sampler
+from supernode.parallel.assemble import assemble
+from supernode.parallel.mesh import meet
+from supernode.parallel.tensor import SplitCrossEntropy, cross_entropy
 from supernode.schema import plain
 from supernode.schema.plan import Plan
-from supernode.training.assemble import assemble
 from supernode.training.data import Feed, TokenWindows
-from supernode.training.mesh import meet
 from supernode.training.optimizer import build_optimizer
 from supernode.training.step import Stepper
-from supernode.training.tensor import SplitCrossEntropy, cross_entropy
 
 LEAST = 1e-6
 """Seconds that an exchange takes at least, where others made the computing alone take longer."""

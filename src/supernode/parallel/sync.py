@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from supernode.errors import ModelError
-from supernode.training.assemble import Parts
-from supernode.training.mesh import Place
-from supernode.training.tensor import local
+from supernode.parallel.assemble import Parts
+from supernode.parallel.mesh import Place
+from supernode.parallel.tensor import local
 
 BUCKET_BYTES = 25 * 2**20  # PyTorch DDP's default bucket (Li et al., arXiv:2006.15704, figure 8).
 

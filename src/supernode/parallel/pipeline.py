@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
+from supernode.parallel.assemble import DTYPES, Parts
+from supernode.parallel.mesh import Place
 from supernode.schema.plan import Plan, Stage
-from supernode.training.assemble import DTYPES, Parts
-from supernode.training.mesh import Place
 
 SCHEDULES: dict[str, Any] = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe, "interleaved": ScheduleInterleaved1F1B}
 

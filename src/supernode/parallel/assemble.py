@@ -13,12 +13,12 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from supernode.errors import ModelError
 from supernode.models.decoder import Decoder
+from supernode.parallel.chance import seed_for, seed_generators
+from supernode.parallel.mesh import Place
+from supernode.parallel.tensor import split_block, split_embedding, split_head
+from supernode.parallel.usercode import build_user_model
 from supernode.schema.model import DecoderShape
 from supernode.schema.plan import Plan, Stage
-from supernode.training.chance import seed_for, seed_generators
-from supernode.training.mesh import Place
-from supernode.training.tensor import split_block, split_embedding, split_head
-from supernode.training.usercode import build_user_model
 
 Tie = tuple[tuple[str, ...], tuple[int, ...]]
 """Names of one shared parameter, and the pipeline ranks that hold it."""

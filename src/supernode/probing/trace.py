@@ -1,6 +1,6 @@
 """What would a step of the user's own module take? Follows one without values, in a process of its own.
 
-Run as `python -m supernode.training.trace`: reads a `TraceRequest` as JSON from its input, writes a trace, or what went
+Run as `python -m supernode.probing.trace`: reads a `TraceRequest` as JSON from its input, writes a trace, or what went
 wrong, to its output. The user's code may print, exit or hang; none of it reaches the process that asked.
 """
 
@@ -22,15 +22,15 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from supernode.errors import ModelError, SupernodeError
+from supernode.parallel.assemble import DTYPES
+from supernode.parallel.chance import seed_for, seed_generators
+from supernode.parallel.tensor import cross_entropy
+from supernode.parallel.usercode import blame, build_user_data, build_user_model
+from supernode.probing.counting import LOSS, Counter, Tally
 from supernode.schema.job import JobSpec
 from supernode.schema.plain import read
 from supernode.schema.trace import ModelTrace, PassWork, Size, TracedPart, TraceRequest, Work
-from supernode.training.assemble import DTYPES
-from supernode.training.chance import seed_for, seed_generators
-from supernode.training.counting import LOSS, Counter, Tally
 from supernode.training.data import CheckedSamples, user_loss
-from supernode.training.tensor import cross_entropy
-from supernode.training.usercode import blame, build_user_data, build_user_model
 
 Batches = Callable[[int], tuple[Tensor, Tensor]]
 """So many samples to (inputs, targets)."""

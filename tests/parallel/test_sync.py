@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from supernode.errors import ModelError
-from supernode.training.sync import ReplicaSync, _fill_buckets
+from supernode.parallel.sync import ReplicaSync, _fill_buckets
 
 Together = Callable[..., list[Any]]
 

@@ -1,4 +1,4 @@
-"""Which few parameters per card generation explain the fitting half? Writes `hardware/catalog/collectives.yaml`.
+"""Which few parameters per card generation explain the fitting half? Writes `collectives/catalog/collectives.yaml`.
 
 A pattern search over the logarithms of all numbers below, from the same start and seeds each time. The loss is the mean
 absolute logarithm of predicted over measured; rows below 64 KB weigh 0.3.
@@ -18,15 +18,15 @@ import yaml
 
 import harness
 from nccl_accuracy import FOLDER, SCORED, Row, read_rows
-from supernode.hardware.collective_time import collective_seconds
-from supernode.hardware.transport import read_transport
+from supernode.collectives.collective_time import collective_seconds
+from supernode.collectives.transport import read_transport
 
-CATALOGUE = Path(__file__).parents[1] / "src" / "supernode" / "hardware" / "catalog" / "collectives.yaml"
+CATALOGUE = Path(__file__).parents[1] / "src" / "supernode" / "collectives" / "catalog" / "collectives.yaml"
 RESTARTS = 8
 PATIENT = ("2.27.5", "2.28.9")
 """Versions of NCCL that stay in the short band on NVLink 5 for as long as it is faster."""
 HEAD = """\
-# What collectives cost within one generation's node or NVLink domain: see hardware/transport.py. SI units and bytes.
+# What collectives cost within one generation's node or NVLink domain: see collectives/transport.py. SI units and bytes.
 # Written by `python benchmarks/fit_collectives.py` from the fitting half of benchmarks/validation/nccl_*.csv; no number
 # is of one row, one size, one count of cards or one model.
 

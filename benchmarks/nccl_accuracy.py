@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 import harness
+from supernode.collectives.collective_time import collective_seconds
 from supernode.errors import SupernodeError
-from supernode.hardware.collective_time import collective_seconds
 
 FOLDER = Path(__file__).parent / "validation"
 FITTING_SHARE = 0.48

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from supernode.collectives.transport import Band, InSwitch, Path, Transport, Width, transport
 from supernode.errors import SpecError
-from supernode.hardware.transport import Band, InSwitch, Path, Transport, Width, transport
 from supernode.registry import lookup
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from supernode.collectives.collective_time import KINDS, collective_seconds
+from supernode.collectives.transport import Band, Transport, by_system, transport
+from supernode.collectives.transport import Path as Way
 from supernode.errors import SpecError
-from supernode.hardware.collective_time import KINDS, collective_seconds
-from supernode.hardware.transport import Band, Transport, by_system, transport
-from supernode.hardware.transport import Path as Way
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SIZES = 2.0 ** np.arange(9, 31, 0.125)

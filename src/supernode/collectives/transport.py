@@ -133,7 +133,7 @@ def transport(system: str, *, library: str | None = None) -> Transport:
 @cache
 def by_system() -> dict[str, Transport]:
     """Return every transport of the catalogue, by its own name and those of its machines."""
-    text = (files("supernode.hardware") / "catalog" / "collectives.yaml").read_text("utf-8")
+    text = (files("supernode.collectives") / "catalog" / "collectives.yaml").read_text("utf-8")
     named = read_transports(text, file="collectives.yaml")
     return named | {system: each for each in named.values() for system in each.systems}
 

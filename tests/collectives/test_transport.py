@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from supernode.collectives.transport import by_system, read_transports, transport
 from supernode.errors import SpecError
-from supernode.hardware.transport import by_system, read_transports, transport
 
 BAND = "{hop: 1.0e-6, bandwidth: 1.0e+11}"
 WAY = f"{{short: [{BAND}], long: {BAND}, copy: 1.0e+12, switch: 1.0e+6}}"

@@ -2,25 +2,34 @@
 
 Each row of `whole_runs.csv` (in `supernode/validation/tables`) says what was run, and which of its facts were read.
 Rows with a published layout are forecast with it; the others with the best plan that the search finds, so that what
-people did worse than that shows as our error. One number is fitted to half of the rows (`--fit`): how much longer a
-whole project takes than its steps, failures and checkpoints; the others are reported apart. Rows of the kind `ideal`
-are published as tokens over a rate, so that steps alone are compared with them. Nothing belongs to a row, a model or
-a card.
+people did worse than that shows as our error. One number is fitted (`--fit`): how much longer a whole project takes
+than its steps, failures and checkpoints. It is fitted to the rows of which every figure was read in its source; the
+others, some of whose figures are from memory, are reported apart. Rows of the kind `ideal` are published as tokens over
+a rate, so that steps alone are compared with them. Nothing belongs to a row, a model or a card.
 """
 
 from __future__ import annotations
 
 import json
 import statistics
+import textwrap
 from typing import Any
 
 import numpy as np
 
 import harness
-from supernode.advice.project import FILE, Project, Terms, forecast, whole_runs
-from supernode.advice.published import Row, machine_of, pace_of, published_rows, published_seconds, question_of
+from supernode.advice.project import Project, forecast
+from supernode.advice.published import (
+    Row,
+    is_fitting,
+    machine_of,
+    pace_of,
+    published_rows,
+    published_seconds,
+    question_of,
+)
+from supernode.advice.terms import FILE, Terms, whole_runs
 from supernode.forecast.rates import card_of
-from supernode.validation.split import fitting_keys
 
 DAY = 86_400.0
 # Rows of the usual collection that no whole run can be read from.
@@ -32,21 +41,27 @@ UNUSABLE = {
 }
 
 
-def fit(rows: list[Row], keys: frozenset[tuple[str, ...]]) -> None:
+def fit(rows: list[Row]) -> None:
     """Write how much longer the fitting rows took than their forecast, and how that differs from row to row."""
-    ratios = []
-    for row in rows:
-        if (row["model"],) in keys and row["kind"] != "ideal":
-            question, machine = question_of(row), machine_of(row)
-            terms = Terms(tokens=float(row["tokens"]), overhead=1.0)
-            project = forecast(question, machine, terms, pace=pace_of(row, question, machine))
-            ratios.append(published_seconds(row) / DAY / _days(row, project)[0])
+    ratios, fitting = [], [row for row in rows if is_fitting(row)]
+    for row in fitting:
+        question, machine = question_of(row), machine_of(row)
+        terms = Terms(tokens=float(row["tokens"]), overhead=1.0)
+        project = forecast(question, machine, terms, pace=pace_of(row, question, machine))
+        ratios.append(published_seconds(row) / DAY / _days(row, project)[0])
     overhead = statistics.median(ratios)
     apart = statistics.fmean(np.log(np.asarray(ratios) / overhead) ** 2) ** 0.5
+    memory = ", ".join(row["model"] for row in rows if "memory" in row["read"])
+    guessed = sum(row["cards_known"] != "1" for row in fitting), sum(not row["data"] for row in fitting)
+    said = (
+        "Written by `python benchmarks/project_forecast.py --fit`, from published runs whose sources are in "
+        f"validation/tables/whole_runs.csv. Fitted to {len(ratios)} of {len(rows)} rows, those read in full: "
+        f"{', '.join(row['model'] for row in fitting)}; of these, how many cards was assumed for {guessed[0]}, and the "
+        f"layout is our search's for {guessed[1]}. Not fitted to, as figures of theirs are from memory: {memory}."
+    )
     FILE.write_text(
-        "# Written by `python benchmarks/project_forecast.py --fit`, from published runs whose sources are in\n"
-        f"# validation/tables/whole_runs.csv; fitted to {len(ratios)} of {len(rows)} rows.\n"
-        f"overhead: {overhead:.3f}\ndeviation: {apart:.3f}\n",
+        "".join(f"# {line}\n" for line in textwrap.wrap(said, 118))
+        + f"overhead: {overhead:.3f}\ndeviation: {apart:.3f}\nfitted: {len(ratios)}\nknown: {len(rows)}\n",
         encoding="utf-8",
     )
 
@@ -101,11 +116,10 @@ def main() -> None:
     flags.add_argument("--fit", action="store_true", help="fit the one number anew, and write it")
     asked = flags.parse_args()
     read = published_rows()
-    keys = fitting_keys("whole_runs", ((row["model"],) for row in read if row["kind"] != "ideal"))
     if asked.fit:
-        fit(read, keys)
+        fit(read)
         whole_runs.cache_clear()
-    rows = [scored(row) | {"fitted": (row["model"],) in keys} for row in read]
+    rows = [scored(row) | {"fitted": is_fitting(row)} for row in read]
     rate, nulls = null_errors(rows)
     for row, null in zip(rows, nulls, strict=True):
         row["null_error_pct"] = round(null, 1)
@@ -123,7 +137,7 @@ def main() -> None:
         "median_error_pct": round(statistics.median(abs(row["error_pct"]) for row in rows), 1),
         "unseen_rows": len(unseen), "unseen_pct": mean_abs([row["error_pct"] for row in unseen]),
         "unseen_null_pct": mean_abs([row["null_error_pct"] for row in unseen]),
-        "overhead": whole_runs()[0], "deviation": whole_runs()[1], "null_pct": mean_abs(nulls),
+        "overhead": whole_runs().overhead, "deviation": whole_runs().deviation, "null_pct": mean_abs(nulls),
         "null_part_of_peak": round(rate, 3),
         "layout_published_pct": mean_abs([row["error_pct"] for row in firm]),
         "layout_published_null_pct": mean_abs([row["null_error_pct"] for row in firm]),

@@ -155,3 +155,12 @@ def show_energy(joules: float) -> str:
     ('8.2 J', '1 MWh')
     """
     return show(joules, "J") if joules < 36_000 else show(joules / 3600, "Wh")
+
+
+def count_of(count: int, thing: str) -> str:
+    """Return how many of a thing there are.
+
+    >>> count_of(1, "card"), count_of(1024, "card")
+    ('1 card', '1,024 cards')
+    """
+    return f"{count:,} {thing}{'' if count == 1 else 's'}"

@@ -6,8 +6,9 @@ import pytest
 
 from supernode.advice.compare import Comparison, compare, headroom, named, verdict
 from supernode.advice.pace import pace_from
-from supernode.advice.project import Terms, forecast
+from supernode.advice.project import forecast
 from supernode.advice.question import question_about, search
+from supernode.advice.terms import Terms
 from supernode.errors import SpecError
 from supernode.hardware.assemble import predefined
 from supernode.search.best import USABLE

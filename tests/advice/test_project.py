@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 
 from supernode.advice.pace import Pace, pace_of
-from supernode.advice.project import GRID, Project, Terms, forecast
+from supernode.advice.project import Project, forecast
 from supernode.advice.question import question_about, question_of
+from supernode.advice.terms import GRID, Terms
 from supernode.errors import CapacityError, SpecError
 from supernode.hardware.assemble import build_machine, predefined
 from supernode.hardware.machine import Machine

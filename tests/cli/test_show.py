@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from supernode.cli import show
+from supernode.cli.watching import Watching
 from supernode.control.supernode import SuperNode
 from supernode.scheduling.state import advance
 from supernode.schema.event import RankLost, RankReady, Started
@@ -24,10 +25,10 @@ def test_who_watches_goes_quiet_once_nobody_listens(monkeypatch: pytest.MonkeyPa
     file = os.fdopen(write, "w")
     if loss == "closed":
         file.close()
-    monkeypatch.setattr(show, "_TALK", type(show._TALK)(file=file))
+    monkeypatch.setattr(show, "TALK", type(show.TALK)(file=file))
     event = Started(plan=SuperNode.discover(cards=1, cpu_only=True).plan({"parallelism": {"data": 1}}))
 
-    with show.Watching(quiet=False) as watching:
+    with Watching(quiet=False) as watching:
         watching.place(Path("run"))
         watching.prepare("tokens", 0.5)
         watching.see(event, advance(None, event, 0.0))
@@ -41,14 +42,14 @@ def test_who_watches_goes_quiet_once_nobody_listens(monkeypatch: pytest.MonkeyPa
 def test_after_a_loss_it_is_said_and_kept_from_where_the_run_goes_on(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(show, "_TALK", Console(stderr=True))
+    monkeypatch.setattr(show, "TALK", Console(stderr=True))
     plan = SuperNode.discover(cards=1, cpu_only=True).plan({"parallelism": {"data": 1}})
     state = advance(None, Started(plan=plan, checkpoints=((8, "step-00000008"),)), 0.0)
     state = advance(state, RankLost(rank=0, incarnation=1, reason="killed by signal 9"), 1.0)
     ready = RankReady(rank=0, incarnation=2, seconds=1.0)
     state = advance(state, ready, 3.0)
 
-    with show.Watching(quiet=False) as watching:
+    with Watching(quiet=False) as watching:
         watching.see(ready, state)
 
     assert capsys.readouterr().err == "going on from step-00000008\n"

@@ -57,7 +57,8 @@ def test_a_step_of_gpt3_takes_the_published_work() -> None:
 def test_the_work_is_counted_by_hand() -> None:
     shape = DecoderShape(layers=2, width=8, heads=2, hidden=16, vocabulary=10)
 
-    assert flops_per_step(shape, 100, 4) == 100 * (6 * 1400 + 12 * 2 * 8 * 4 / 2)
+    # Two layers of 4 × 8² + 3 × 8 × 16 entries, and a head of 8 × 10; norms are no products, the embedding a look-up.
+    assert flops_per_step(shape, 100, 4) == 100 * (6 * (2 * (256 + 384) + 80) + 12 * 2 * 8 * 4 / 2)
 
 
 def test_a_model_of_this_width_computes_at_the_published_rate() -> None:

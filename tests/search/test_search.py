@@ -193,8 +193,8 @@ def test_cards_that_the_batch_does_not_divide_by_stay_idle() -> None:
 
 @pytest.mark.parametrize("cards", [0, 17])
 def test_cards_that_a_machine_does_not_have_are_refused(cards: int) -> None:
-    with pytest.raises(SpecError, match=r"cards of a machine of 16|\(0,\) cards"):
-        best_plans(JobSpec(model="tiny"), build_machine(16, "Hybrid", card="H100"), cards=(cards,))
+    with pytest.raises(SpecError, match=f"{cards} cards of a machine of 16"):
+        best_plans(JobSpec(model="tiny"), build_machine(16, "Hybrid", card="H100"), cards=cards)
 
 
 def test_a_shape_without_a_batch_is_refused() -> None:

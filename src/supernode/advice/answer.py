@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from supernode.advice.question import Question
-from supernode.forecast.rates import card_of
 from supernode.search.best import Plans, figures, words
 from supernode.search.search import Choice
 from supernode.search.why import Why, against
-from supernode.units import show, show_bytes, show_seconds
+from supernode.units import count_of, show, show_bytes, show_seconds
 from supernode.workload.strategy import PRECISIONS
 
 FRONT_ROWS = 12
@@ -25,7 +24,7 @@ def rows(question: Question, plans: Plans) -> Iterator[tuple[str, str]]:
         "asked",
         (
             f"{question.name}: {question.batch:,} samples of {question.sequence:,} tokens in {question.precision} "
-            f"on {int(plans.best.axes['cards']):,} cards of {machine.name}"
+            f"on {count_of(int(plans.best.axes['cards']), 'card')} of {machine.name}"
         ),
     )
     yield "searched", f"{found.strategies:,} strategies, of which {found.fitting:,} fit; least {plans.objective} first"
@@ -38,9 +37,14 @@ def rows(question: Question, plans: Plans) -> Iterator[tuple[str, str]]:
     front = found.front
     step = max(1, -(-len(front) // FRONT_ROWS))
     lines = [f"{figures(choice)}: {words(choice)}" for choice in front[::step]]
-    yield "front", "\n".join([f"{len(front)} plans that none beats in time, memory, energy and cost; of them", *lines])
-    for note in plans.notes:
+    yield "front", "\n".join([f"{len(front)} plans that none beats in {measures(plans)} at once; of them", *lines])
+    for note in (*question.notes, *plans.notes):
         yield "note", note
+
+
+def measures(plans: Plans) -> str:
+    """Return in words what plans are compared in: cost only where there is a price."""
+    return "time, memory and energy" if plans.best.cost is None else "time, memory, energy and cost"
 
 
 def speed(question: Question, plans: Plans, choice: Choice) -> str:
@@ -51,7 +55,7 @@ def speed(question: Question, plans: Plans, choice: Choice) -> str:
 
 def utilisation(question: Question, plans: Plans, choice: Choice) -> float:
     """Return the model's FLOP/s over the dense peak of the cards (MFU)."""
-    peak = card_of(plans.machine).peaks[PRECISIONS.index(question.precision)]
+    peak = plans.card.peaks[PRECISIONS.index(question.precision)]
     return question.flops / choice.time / (choice.axes["cards"] * peak)
 
 
@@ -97,7 +101,7 @@ def _held(reason: Why) -> str:
 
 
 def _waits(name: str) -> str:
-    return "computing" if name == "compute" else f"waiting for {name}"
+    return {"compute": "computing", "offload": "waiting for what is offloaded"}.get(name, f"waiting for {name}")
 
 
 def _parts(reason: Why) -> str:
@@ -136,7 +140,7 @@ def as_plain(question: Question, plans: Plans) -> dict[str, Any]:
         "name": question.name, "machine": plans.machine.name, "batch": question.batch, "sequence": question.sequence,
         "precision": question.precision, "objective": plans.objective, "strategies": plans.found.strategies,
         "fitting": plans.found.fitting, "best": best, "front": [point(choice) for choice in plans.found.front],
-        "notes": list(plans.notes),
+        "notes": [*question.notes, *plans.notes],
     }  # fmt: skip
 
 

@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from supernode.advice.answer import utilisation
-from supernode.advice.pace import Pace, pace_from
-from supernode.advice.project import Project, Terms, forecast
+from supernode.advice.pace import Pace, pace_of_best
+from supernode.advice.project import Project, forecast
 from supernode.advice.question import Question, search
+from supernode.advice.terms import Terms
 from supernode.errors import CapacityError, SpecError
-from supernode.forecast.rates import card_of
 from supernode.hardware.assemble import predefined
 from supernode.hardware.discover import discover
 from supernode.hardware.machine import Machine
 from supernode.registry import lookup
-from supernode.search.best import Plans, room_of
-from supernode.units import show_seconds
+from supernode.search.best import Plans
+from supernode.units import count_of, show_seconds
 from supernode.workload.strategy import PRECISIONS
 
 OBJECTIVES = {"time": "days", "energy": "energy", "cost": "cost", "memory": "memory of a card"}
@@ -28,12 +28,19 @@ class Entry:
 
     Attributes:
         trouble: why nothing fits; empty otherwise.
+        hint: what to do about it.
     """
 
     machine: Machine
     plans: Plans | None = None
     project: Project | None = None
     trouble: str = ""
+    hint: str = ""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the reader should know of the machine and its plan."""
+        return self.project.pace.notes if self.project is not None else ()
 
     @property
     def pace(self) -> Pace:
@@ -61,6 +68,12 @@ class Comparison:
         """The best machine, if any can do it."""
         return self.entries[self.ranking[0]] if self.ranking else None
 
+    def refusal(self) -> CapacityError:
+        """Return why no machine can do it, and what to do about it."""
+        said = "; ".join(f"{entry.machine.name}: {entry.trouble}" for entry in self.entries)
+        hints = dict.fromkeys(entry.hint.rstrip(".") for entry in self.entries if entry.hint)
+        return CapacityError(f"no machine can do it: {said}", hint=f"{'; or '.join(hints)}.")
+
 
 def compare(
     question: Question, machines: Sequence[Machine], terms: Terms, *, objective: str = "time", runnable: bool = False
@@ -70,7 +83,8 @@ def compare(
     A machine on which nothing fits says why and leaves the others alone.
 
     Raises:
-        SpecError: no machines, an unknown objective, or a question that no machine can answer.
+        SpecError: no machines, an unknown objective, a question that no machine can answer, or cost is compared and a
+            machine has no price.
     """
     if not machines:
         raise SpecError("no machines to compare", hint="name some: `--machines 512xH100,supernode-512`.")
@@ -83,10 +97,10 @@ def compare(
 
 def _entry(question: Question, machine: Machine, terms: Terms, objective: str, runnable: bool) -> Entry:
     try:
-        plans = search(question, machine, top=1, objective=objective, runnable=runnable)
-        project = forecast(question, machine, terms, pace=pace_from(plans.best))
+        plans = search(question, machine, top=1, objective=objective, runnable=runnable, price=terms.price)
+        project = forecast(question, machine, terms, pace=pace_of_best(plans))
     except CapacityError as error:
-        return Entry(machine=machine, trouble=error.message)
+        return Entry(machine=machine, trouble=error.message, hint=error.hint)
     return Entry(machine=machine, plans=plans, project=project)
 
 
@@ -95,14 +109,16 @@ def score(entry: Entry, objective: str) -> float:
     project = entry.project
     assert project is not None
     if objective == "cost":
-        return project.cost.middle if project.cost else float("inf")
+        assert project.cost is not None  # else the search would have refused
+        return project.cost.middle
     by_name = {"time": project.seconds.middle, "energy": project.energy.middle, "memory": project.pace.memory}
     return by_name[objective]
 
 
 def headroom(entry: Entry) -> float:
     """Return the part of a card's usable memory that stays free."""
-    return 1 - entry.pace.memory / room_of(entry.machine).memory
+    assert entry.plans is not None
+    return 1 - entry.pace.memory / entry.plans.room.memory
 
 
 def verdict(comparison: Comparison) -> str:
@@ -128,8 +144,9 @@ def _differences(question: Question, winner: Entry, second: Entry) -> list[str]:
     ours, theirs = winner.pace, second.pace
     said = []
     if ours.cards != theirs.cards:
-        said.append(f"{ours.cards:,} cards against {theirs.cards:,}")
-    peaks = [card_of(entry.machine).peaks[PRECISIONS.index(question.precision)] for entry in (winner, second)]
+        said.append(f"{count_of(ours.cards, 'card')} against {theirs.cards:,}")
+    place = PRECISIONS.index(question.precision)
+    peaks = [entry.plans.card.peaks[place] for entry in (winner, second) if entry.plans]
     if peaks[0] != peaks[1]:
         said.append(f"each with {peaks[0] / peaks[1]:.2f} times the peak FLOP/s")
     used = [utilisation(question, entry.plans, entry.plans.best) for entry in (winner, second) if entry.plans]

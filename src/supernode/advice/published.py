@@ -5,14 +5,14 @@ from __future__ import annotations
 import csv
 from dataclasses import replace
 
-from supernode.advice.pace import Pace, pace_from
+from supernode.advice.pace import Pace, pace_from, pace_of_best
 from supernode.advice.question import Question, search
 from supernode.forecast.efficiency import precision_index
 from supernode.forecast.rates import card_of
 from supernode.hardware import load
 from supernode.hardware.assemble import build_machine
 from supernode.hardware.machine import Machine, Tier
-from supernode.search.best import bill_of
+from supernode.search.best import bill_of, outside_of
 from supernode.search.exhaustive import alone
 from supernode.search.offload import Room
 from supernode.search.space import Space
@@ -29,7 +29,12 @@ Row = dict[str, str]
 def published_rows() -> list[Row]:
     """Return the rows of `whole_runs.csv`: what was run, how long it took, and where which of it was read."""
     with (FOLDER / "whole_runs.csv").open(newline="", encoding="utf-8") as lines:
-        return list(csv.DictReader(lines))
+        return list(csv.DictReader(line for line in lines if not line.startswith("#")))
+
+
+def is_fitting(row: Row) -> bool:
+    """Return whether the overhead is fitted to a row: a whole run, every published figure of which was read."""
+    return row["read"] == "read" and row["kind"] != "ideal"
 
 
 def published_seconds(row: Row) -> float:
@@ -73,7 +78,7 @@ def machine_of(row: Row) -> Machine:
 def pace_of(row: Row, question: Question, machine: Machine) -> Pace:
     """Return how fast the row's layout goes, or the best one where none is published."""
     if not row["data"]:
-        return pace_from(search(question, machine, top=1).best)
+        return pace_of_best(search(question, machine, top=1))
     names = ("tensor", "pipeline", "data", "micro_batch", "interleave", "sharding", "recompute", "sequence_parallel",
              "expert")  # fmt: skip
     axes = {name: float(row[name]) for name in names} | {
@@ -85,6 +90,7 @@ def pace_of(row: Row, question: Question, machine: Machine) -> Pace:
         model=question.model, cards=(int(row["cards"]),), batch=question.batch, sequence=question.sequence,
         precision=precision_index(question.precision), software=software,
     )  # fmt: skip
-    choice = alone(space, card_of(machine), Room(memory=float("inf")), bill_of(machine), axes)
+    card = card_of(machine)
+    choice = alone(space, card, Room(memory=float("inf")), bill_of(machine), axes)
     assert choice is not None  # everything fits into infinity
-    return pace_from(choice)
+    return replace(pace_from(choice), is_outside=bool(outside_of(card, space, choice)))

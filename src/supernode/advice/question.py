@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from supernode.errors import SpecError
 from supernode.forecast.efficiency import precision_index
 from supernode.hardware.machine import Machine
@@ -15,7 +13,8 @@ from supernode.registry import did_you_mean
 from supernode.schema.job import JobSpec
 from supernode.schema.model import PRESETS
 from supernode.search.best import Plans, best_plans
-from supernode.workload.presets import public_model, public_models
+from supernode.workload.flops import token_flops
+from supernode.workload.presets import provenance, public_model, public_models
 from supernode.workload.shape import ModelShape, decoder_shape
 from supernode.workload.strategy import PRECISIONS
 
@@ -30,6 +29,7 @@ class Question:
         sequence: tokens of a sample.
         precision: a name in `PRECISIONS`.
         job: what our trainer would run; None for models that it cannot build.
+        notes: what the reader should know of the model's shape.
     """
 
     name: str
@@ -38,6 +38,7 @@ class Question:
     sequence: int
     precision: str
     job: JobSpec | None = None
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.batch < 1 or self.sequence < 2:
@@ -83,43 +84,25 @@ def question_about(name: str, *, batch: int, sequence: int, precision: str = "bf
     Raises:
         SpecError: nobody knows the name, or a number is out of range.
     """
+    notes: tuple[str, ...] = ()
     if name in public_models():
-        model = public_model(name)
+        model, stated = public_model(name), provenance(name)
+        if stated.assumed:
+            notes = (f"the shape of {name} is partly assumed: {stated.assumed} (source: {stated.source}).",)
     elif name in PRESETS and PRESETS[name].vocabulary:
         model = decoder_shape(PRESETS[name])
     else:
         known = {*public_models(), *(preset for preset, shape in PRESETS.items() if shape.vocabulary)}
         raise SpecError(f"unknown model `{name}`", hint=did_you_mean(name, known))
-    return Question(name=name, model=model, batch=batch, sequence=sequence, precision=precision)
+    return Question(name=name, model=model, batch=batch, sequence=sequence, precision=precision, notes=notes)
 
 
 def search(
     question: Question, machine: Machine, *, objective: str = "time", top: int = 5, runnable: bool = False,
-    cards: tuple[int, ...] = (),
+    cards: int | None = None, price: float | None = None,
 ) -> Plans:  # fmt: skip
     """Return the best few plans; the arguments are those of `best_plans`."""
     return best_plans(
         question.job or question.model, machine, question.batch, sequence=question.sequence, objective=objective,
-        top=top, cards=cards, precision=precision_index(question.precision), runnable=runnable,
+        top=top, cards=cards, precision=precision_index(question.precision), runnable=runnable, price=price,
     )  # fmt: skip
-
-
-def token_flops(model: ModelShape, sequence: int) -> float:
-    """Return the floating-point operations that a training step needs for one token.
-
-    Each matrix entry that a token meets takes two in the forward and four in the backward; scores and their sums
-    likewise, over the half of the sequence that a causal mask leaves, or over the window. The embedding is a look-up.
-
-    Source: Chowdhery et al., "PaLM", arXiv:2204.02311, appendix B; halved for the mask.
-    """
-    entries = (
-        model.attentions * model.attention_parameters
-        + model.mlps * model.mlp_parameters
-        + model.mixtures * (model.routed * model.expert_parameters + model.shared_parameters)
-        + model.mambas * model.mamba_parameters
-        + model.outputs * model.vocabulary * model.width
-    )
-    seen = np.where(model.causal > 0, sequence / 2, sequence)
-    near = np.where(model.window > 0, np.minimum(model.window, seen), seen)
-    pairs = (model.attentions - model.windowed) * seen + model.windowed * near
-    return float(6 * entries + 6 * pairs * model.heads * (model.head_width + model.values))

@@ -9,7 +9,7 @@ from typing import Any
 from supernode.advice.answer import point, utilisation
 from supernode.advice.compare import Comparison, Entry, headroom, verdict
 from supernode.advice.project import Project, Spread
-from supernode.units import show, show_bytes, show_energy, show_number, show_seconds
+from supernode.units import count_of, show, show_bytes, show_energy, show_number, show_seconds
 
 DAY = 86_400.0
 CAUSES = 5
@@ -23,11 +23,11 @@ def project_rows(project: Project) -> list[tuple[str, str]]:
     rows = [
         ("asked", f"{question.name}: {show(project.tokens, 'tokens')} in {project.steps:,} steps of "
                   f"{question.batch:,} × {question.sequence:,}, {question.precision}"),
-        ("machine", f"{pace.cards:,} cards of {project.machine.name}"),
+        ("machine", f"{count_of(pace.cards, 'card')} of {project.machine.name}"),
         ("plan", pace.words + ("" if pace.is_found else " (the job's own)")),
         ("step", f"{show_seconds(pace.seconds)} ± {project.band:.0%}, {show_bytes(pace.memory)} a card"),
         ("time", _told(times, days)),
-        ("without failures", days(project.ideal)),
+        ("its best steps alone", days(project.ideal)),
         ("goodput", _told(project.goodput, lambda part: f"{part:.1%}")),
         ("restarts", _restarts(project)),
         ("checkpoints", f"every {show_seconds(project.interval)}, {show_seconds(project.save)} each"),
@@ -35,7 +35,7 @@ def project_rows(project: Project) -> list[tuple[str, str]]:
                                     if math.isfinite(project.twice_the_failures) else "it would never be done"),
         ("card-hours", _told(project.card_hours, show_number)),
         ("energy", f"{_told(project.energy, show_energy)}; PUE {project.pue:.2f}"),
-        ("cost", _told(project.cost, money) if project.cost else "the hardware has no price"),
+        ("cost", _told(project.cost, money) if project.cost else "the hardware has no price; `--price` gives one"),
         ("carbon", _told(project.carbon, mass)),
     ]  # fmt: skip
     return rows + [("assumed", said) for said in project.assumptions]
@@ -76,7 +76,8 @@ def project_plain(project: Project) -> dict[str, Any]:
     return {
         "name": project.question.name, "machine": project.machine.name, "cards": pace.cards, "plan": pace.words,
         "plan_found": pace.is_found, "steps": project.steps, "tokens": project.tokens, "step_seconds": pace.seconds,
-        "bytes_a_card": pace.memory, "seconds": _plain(project.seconds), "ideal_seconds": project.ideal,
+        "bytes_a_card": pace.memory, "seconds": _plain(project.seconds), "best_steps_seconds": project.ideal,
+        "overhead": project.overhead,
         "goodput": _plain(project.goodput), "restarts": _plain(project.restarts), "by_cause": dict(project.by_cause),
         "interval_seconds": _finite(project.interval), "save_seconds": project.save,
         "restart_seconds": project.restart, "mtbf_seconds": _finite(project.mtbf), "joules": _plain(project.energy),
@@ -103,6 +104,8 @@ def comparison_table(comparison: Comparison) -> tuple[tuple[str, ...], list[tupl
     troubles = [entry.trouble or "–" for entry in entries]
     if any(entry.trouble for entry in entries):
         rows.append(("trouble", *troubles))
+    if any(entry.notes for entry in entries):
+        rows.append(("notes", *("\n".join(entry.notes) or "–" for entry in entries)))
     return columns, [("place", *_places(comparison)), *rows]
 
 
@@ -149,7 +152,8 @@ def comparison_plain(comparison: Comparison) -> dict[str, Any]:
     """Return a comparison as JSON has it."""
     machines = []
     for place, entry in zip(_places(comparison), comparison.entries, strict=True):
-        said: dict[str, Any] = {"machine": entry.machine.name, "trouble": entry.trouble}
+        said: dict[str, Any] = {"machine": entry.machine.name, "trouble": entry.trouble, "hint": entry.hint,
+                                "notes": list(entry.notes)}  # fmt: skip
         if entry.plans is not None and entry.project is not None:
             said |= {
                 "place": int(place), "best": point(entry.plans.best), "project": project_plain(entry.project),
@@ -161,4 +165,5 @@ def comparison_plain(comparison: Comparison) -> dict[str, Any]:
     return {
         "name": comparison.question.name, "objective": comparison.objective, "machines": machines,
         "winner": winner.machine.name if winner else None, "why": verdict(comparison),
+        "notes": list(comparison.question.notes),
     }  # fmt: skip

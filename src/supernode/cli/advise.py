@@ -25,7 +25,9 @@ Top = Annotated[
     Optional[int],  # noqa: UP045
     typer.Option("--top", help="How many plans; by default 5.", show_default=False),
 ]
-Runnable = Annotated[bool, typer.Option("--runnable", help="Search only what our own trainer can run.")]
+Runnable = Annotated[
+    bool, typer.Option("--runnable", help="Search only what our own trainer can run; on CPU cores it does so anyway.")
+]
 Tokens = Annotated[str, typer.Option("--tokens", help="Tokens to train on, such as 1.4T or 300B.")]
 Steps = Annotated[
     Optional[int],  # noqa: UP045
@@ -52,6 +54,13 @@ Overhead = Annotated[
         show_default=False,
     ),
 ]  # fmt: skip
+Drawn = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option(
+        "--out", help="Folder for pictures: of the plan (timeline, trace, waterfall), or of a search (its front).",
+        show_default=False,
+    ),
+]  # fmt: skip
 Pictures = Annotated[
     Optional[Path],  # noqa: UP045
     typer.Option("--out", help="Folder for pictures (HTML, SVG) and JSON.", show_default=False),
@@ -71,7 +80,7 @@ def plan(
         typer.Option("--write", help="Write the best plan that our trainer runs as a job file.", show_default=False),
     ] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Show where the step's time goes, part by part.")] = False,
-    out: Pictures = None, overrides: Set = None, as_json: Json = False,
+    price: Price = None, out: Drawn = None, overrides: Set = None, as_json: Json = False,
 ) -> None:  # fmt: skip
     """Check a job's degrees, cut its layers, estimate memory and step time; or search for the best degrees.
 
@@ -79,6 +88,7 @@ def plan(
     """
     from supernode.cli import show
     from supernode.control.asking import load_asked, write_job
+    from supernode.control.simulate import draw_plan
     from supernode.schema.job import JobSpec, Parallelism
     from supernode.simulation.waterfall import plan_waterfall, plans_waterfall
 
@@ -86,17 +96,18 @@ def plan(
         file, model=model, batch=batch, sequence=sequence, precision=precision, overrides=overrides_of(overrides)
     )
     held = node(cards, card, interconnect, cooling, machine, asked if isinstance(asked, JobSpec) else JobSpec())
-    is_asked = search or runnable or bool(objective or out or write or top is not None) or file is None
+    is_asked = search or runnable or bool(objective or write or top is not None or price is not None) or file is None
     # Of the user's own module only the planner knows the layers, which it traces.
     is_open = isinstance(asked, JobSpec) and not asked.module and asked.parallelism == Parallelism()
     if isinstance(asked, JobSpec) and not is_asked and not (is_open and held.machine.card.kind != "cpu"):
         laid_out = held.plan(asked)
-        show.plan(laid_out, plan_waterfall(laid_out, held.machine) if explain else (), as_json=as_json)
+        drawn = draw_plan(out, laid_out, held.machine) if out is not None else ()
+        show.plan(laid_out, plan_waterfall(laid_out, held.machine) if explain else (), drawn, as_json=as_json)
         return
     from supernode.cli import show_advice
     from supernode.search.runnable import job_of
 
-    wanted = {"objective": objective or "time", "top": 5 if top is None else top}
+    wanted = {"objective": objective or "time", "top": 5 if top is None else top, "price": _dear(price)}
     question, plans = held.advise(asked, runnable=runnable or write is not None, **wanted)
     if write is not None:
         assert question.job is not None  # else nothing would have been found to run
@@ -130,6 +141,8 @@ def compare(
     value = comparing.compare(
         as_question(asked), comparing.named(machines), terms, objective=objective, runnable=runnable
     )
+    if value.winner is None:
+        raise value.refusal()
     show_advice.comparison(value, write_comparison(out, value) if out is not None else (), as_json=as_json)
 
 
@@ -170,7 +183,7 @@ def _terms(
     overhead: float | None,
 ) -> Any:
     """Return what to reckon with, the flags' hours and kWh in SI."""
-    from supernode.advice.project import GRID, Terms
+    from supernode.advice.terms import GRID, Terms
     from supernode.units import parse_count, parse_seconds
 
     return Terms(
@@ -179,14 +192,19 @@ def _terms(
         mtbf=_above(parse_seconds(mtbf, key="--mtbf"), "--mtbf") if mtbf else 0.0,
         save=parse_seconds(save, key="--save") if save else None,
         restart=parse_seconds(restart, key="--restart") if restart else None,
-        price=_above(price, "--price") / 3600 if price is not None else None,
-        grid=GRID if grid is None else _above(grid, "--grid", least=0.0) / 3.6e6,
-        overhead=None if overhead is None else _above(overhead, "--overhead"),
+        price=None if (dear := _dear(price)) is None else dear / 3600,
+        grid=GRID if grid is None else grid / 3.6e6,
+        overhead=overhead,
     )
 
 
-def _above(value: float, flag: str, *, least: float = 1e-12) -> float:
-    if not least <= value < float("inf"):
+def _dear(price: float | None) -> float | None:
+    """Return USD for a card and hour, if any were given."""
+    return None if price is None else _above(price, "--price")
+
+
+def _above(value: float, flag: str) -> float:
+    if not 0 < value < float("inf"):
         raise SpecError(f"`{flag}` is {value:g}", hint="give a number above 0.")
     return value
 

@@ -73,11 +73,12 @@ def run(
 ) -> None:  # fmt: skip
     """Train on this computer until the job is done. Ctrl-C saves and stops, with exit code 130; twice stops now."""
     from supernode.cli import show
+    from supernode.cli.watching import Watching
     from supernode.control.jobfile import load_job
     from supernode.control.training import start
 
     job = load_job(file, overrides=overrides_of(overrides))
-    with show.Watching(quiet=as_json) as watching:
+    with Watching(quiet=as_json) as watching:
         report = start(
             local(cards, job).pool,
             job,
@@ -98,13 +99,14 @@ def resume(
 ) -> None:  # fmt: skip
     """Go on with a stopped, failed or orphaned run, on the same layout or on fewer or more cards."""
     from supernode.cli import show
+    from supernode.cli.watching import Watching
     from supernode.control import runs
     from supernode.control.training import changed
     from supernode.control.training import resume as go_on
 
     changes = overrides_of(overrides)
     job = changed(runs.find(run).job(), changes)
-    with show.Watching(quiet=as_json) as watching:
+    with Watching(quiet=as_json) as watching:
         watching.place(runs.find(run).path)
         report = go_on(
             local(cards, job).pool, run, checkpoint=checkpoint, overrides=changes, cards=cards,

@@ -1,33 +1,17 @@
-"""What people see: tables and progress with Rich on the terminal, the same values as JSON on demand."""
+"""What people see: tables with Rich on the terminal, the same values as JSON on demand."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from types import TracebackType
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from supernode.cli.words import printable, printable_json
 from supernode.schema.codec import to_plain
-from supernode.schema.event import (
-    Ended,
-    Evaluated,
-    Event,
-    Noted,
-    RankLost,
-    RankReady,
-    Rejected,
-    Saved,
-    Started,
-    StepDone,
-    StopAsked,
-)
 from supernode.schema.report import Report, RunState
-from supernode.units import show, show_bytes, show_seconds
+from supernode.units import show, show_seconds
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,15 +31,15 @@ class _Console(Console):
 
 
 _OUT = _Console()
-_TALK = _Console(stderr=True)
-_NOBODY_LISTENS = (OSError, ValueError)
+TALK = _Console(stderr=True)
+NOBODY_LISTENS = (OSError, ValueError)
 """What talking raises where the stream is full, closed, or without a reader."""
 
 
 def talk(text: str) -> None:
     """Say something that is not data."""
-    with suppress(*_NOBODY_LISTENS):
-        _TALK.print(printable(text), highlight=False, markup=False, soft_wrap=True)
+    with suppress(*NOBODY_LISTENS):
+        TALK.print(printable(text), highlight=False, markup=False, soft_wrap=True)
 
 
 def print_json(value: Any) -> None:
@@ -89,15 +73,23 @@ def _plain(text: str) -> Any:
     return Text(printable(text))
 
 
-def plan(value: Plan, bars: tuple[Bar, ...] = (), *, as_json: bool) -> None:
-    """Show a plan, and where its step's time goes if that was asked for."""
+def plan(value: Plan, bars: tuple[Bar, ...] = (), files: tuple[Path, ...] = (), *, as_json: bool) -> None:
+    """Show a plan, where its step's time goes if that was asked for, and which pictures were drawn."""
     from supernode.planning.planner import explain
 
     if as_json:
-        print_json(to_plain(value) | waterfall_json(bars))
+        drawn = {"files": [str(file) for file in files]} if files else {}
+        print_json(to_plain(value) | waterfall_json(bars) | drawn)
     else:
         table(f"plan of {value.job.name}", explain(value))
         waterfall(bars)
+        say(files)
+
+
+def say(files: tuple[Path, ...]) -> None:
+    """Say which files were written."""
+    for file in files:
+        talk(str(file))
 
 
 def waterfall(bars: tuple[Bar, ...]) -> None:
@@ -131,7 +123,8 @@ def simulation(value: Simulation, files: tuple[Path, ...], *, as_json: bool) -> 
                 "closed_form_seconds": value.plan.step.total if value.plan.step else None,
                 "seconds": value.seconds, "ideal_seconds": value.ideal_seconds, "goodput": value.goodput,
                 "failures": state.failures, "steps_repeated": len(state.repeats), "saves": state.saves,
-                "save_seconds": value.save_seconds, "outcome": state.outcome, "files": [str(file) for file in files],
+                "save_seconds": value.save_seconds, "outcome": state.outcome, "assumptions": list(value.terms),
+                "files": [str(file) for file in files],
             }
         )  # fmt: skip
         return
@@ -141,12 +134,12 @@ def simulation(value: Simulation, files: tuple[Path, ...], *, as_json: bool) -> 
         ("goodput", f"{value.goodput:.1%} of it in steps that count"),
         ("failures", f"{state.failures}, {len(state.repeats)} steps done again"),
         ("checkpoints", f"{state.saves}, {show_seconds(value.save_seconds)} each (assumed 1 GB/s a node)"),
+        *(("assumed", said) for said in value.terms),
     ]
     if state.message:
         rows.append(("ended", state.message))
-    table(f"simulation of {value.plan.job.name} (losses are not simulated)", rows)
-    for file in files:
-        talk(str(file))
+    table(f"simulation of {value.plan.job.name}", rows)
+    say(files)
 
 
 def status(state: RunState, *, as_json: bool) -> None:
@@ -207,110 +200,3 @@ def _number(value: float | None) -> str:
 
 def _time(seconds: float | None) -> str:
     return "–" if seconds is None else show_seconds(seconds)
-
-
-class Watching:
-    """Progress of a run on the terminal: step, loss, tokens/s, time left, cards up; incidents as they happen.
-
-    Once the terminal is gone it goes quiet: a run does not end because nobody listens.
-
-    Args:
-        quiet: show nothing.
-    """
-
-    def __init__(self, *, quiet: bool) -> None:
-        self._quiet = quiet
-        self._folder: Path | None = None
-        self._progress = Progress(
-            TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[told]}"),
-            TimeRemainingColumn(),
-            console=_TALK, disable=quiet or not _TALK.is_terminal,
-        )  # fmt: skip
-        self._task: TaskID | None = None
-
-    def __enter__(self) -> Watching:
-        with self._talking():
-            self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with suppress(*_NOBODY_LISTENS):
-            self._progress.stop()
-
-    @contextmanager
-    def _talking(self) -> Iterator[None]:
-        try:
-            yield
-        except _NOBODY_LISTENS:
-            self._quiet = True
-
-    def place(self, folder: Path) -> None:
-        """Hear where the run lives, which is said once it starts."""
-        self._folder = folder
-
-    def prepare(self, what: str, done: float) -> None:
-        """Show the data being prepared."""
-        if self._quiet:
-            return
-        with self._talking():
-            if self._task is None:
-                self._task = self._progress.add_task("data", total=1.0, told="")
-            self._progress.update(self._task, description="data", completed=done, told=what)
-
-    def see(self, event: Event, state: RunState) -> None:
-        """Show an event."""
-        if not self._quiet:
-            with self._talking():
-                self._show(event, state)
-
-    def _show(self, event: Event, state: RunState) -> None:
-        job = state.plan.job
-        if isinstance(event, Started):
-            if self._folder is not None:
-                self._say(f"run in {self._folder}")
-            self._say(f"{job.name}: {state.plan.layout}, {job.steps:,} steps; cards {_list(state.plan.cards)}")
-            if self._task is not None:
-                self._progress.remove_task(self._task)
-            self._task = self._progress.add_task("step", total=job.steps, completed=state.step, told="starting")
-        elif isinstance(event, StepDone):
-            self._stepped(event, state)
-        elif isinstance(event, RankReady):
-            if state.ready == 1 and state.incarnation > 1:
-                self._say(f"{state.incidents[-1].what} {state.incidents[-1].detail}")
-        elif isinstance(event, Saved):
-            self._say(
-                f"step {event.step:,}: {event.checkpoint} saved, "
-                f"{show_bytes(event.nbytes)} in {show_seconds(event.seconds)}"
-            )
-        elif isinstance(event, Evaluated):
-            self._say(f"step {event.step:,}: held-out loss {event.loss:.4f}")
-        elif isinstance(event, RankLost):
-            self._say(f"rank {event.rank} lost: {event.reason}")
-        elif isinstance(event, Rejected):
-            self._say(f"{event.checkpoint} is not used: {event.reason}")
-        elif isinstance(event, StopAsked):
-            self._say("stopping now" if event.now else "saving, then stopping; Ctrl-C again stops now")
-        elif isinstance(event, Noted) and event.name != "sample":
-            self._say(f"{event.name}: {event.value}")
-        elif isinstance(event, Ended):
-            self._say(f"{event.outcome}{': ' + event.message if event.message else ''}")
-
-    def _stepped(self, event: StepDone, state: RunState) -> None:
-        job = state.plan.job
-        speed = show(event.tokens / event.seconds, "tokens/s" if not job.data.dataset else "samples/s")
-        told = f"{event.step:,}/{job.steps:,} loss {event.loss:.4f} {speed} cards {state.ready}/{state.plan.ranks}"
-        if self._task is not None:
-            self._progress.update(self._task, completed=event.step, told=told)
-        # Without a live line, a word now and then.
-        if self._progress.disable and (event.step % max(1, job.steps // 20) == 0 or event.step == 1):
-            self._say(f"step {told}")
-
-    def _say(self, text: str) -> None:
-        self._progress.console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
-
-
-def _list(cards: tuple[int, ...]) -> str:
-    shown = ", ".join(map(str, cards[:8]))
-    return shown + (f", … ({len(cards)} in all)" if len(cards) > 8 else "")

@@ -28,7 +28,7 @@ def search(
         return
     show.table(f"plans for {question.name}", list(answer.rows(question, plans)))
     show.waterfall(bars)
-    _say(files)
+    show.say(files)
 
 
 def comparison(value: Comparison, files: tuple[Path, ...], *, as_json: bool) -> None:
@@ -38,8 +38,8 @@ def comparison(value: Comparison, files: tuple[Path, ...], *, as_json: bool) -> 
         return
     columns, rows = tell.comparison_table(value)
     show.grid(f"machines for {value.question.name}", columns, rows)
-    show.table("best", [("why", verdict(value))])
-    _say(files)
+    show.table("best", [("why", verdict(value)), *(("note", note) for note in value.question.notes)])
+    show.say(files)
 
 
 def project(value: Project, files: tuple[Path, ...], *, as_json: bool) -> None:
@@ -48,9 +48,4 @@ def project(value: Project, files: tuple[Path, ...], *, as_json: bool) -> None:
         show.print_json(tell.project_plain(value) | {"files": [str(file) for file in files]})
         return
     show.table(f"forecast of {value.question.name}", tell.project_rows(value))
-    _say(files)
-
-
-def _say(files: tuple[Path, ...]) -> None:
-    for file in files:
-        show.talk(str(file))
+    show.say(files)

@@ -37,7 +37,7 @@ def write_search(folder: Path, question: Question, plans: Plans) -> tuple[Path, 
     bar = stacked_bar(parts, title="Plan 1", desc="Where the time of a step goes.", show=show_seconds)
     body = "".join([
         f"<header><h1>Plans for {escape(question.name)}</h1></header>",
-        "<h2>Front</h2><figure>", front, "<figcaption>No plan beats these in time, memory, energy and cost; the "
+        "<h2>Front</h2><figure>", front, f"<figcaption>No plan beats these in {answer.measures(plans)} at once; the "
         "fastest is filled, and larger dots take more energy.</figcaption></figure>",
         "<h2>Where the time of plan 1 goes</h2><figure>", bar, "</figure>", _legend(parts),
         "<h2>Plans</h2>", _table(list(answer.rows(question, plans))),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from supernode.advice.terms import restart_seconds, whole_runs, writing_seconds
 from supernode.control.drive import drive
 from supernode.errors import MachineError, SpecError
 from supernode.hardware.machine import Machine
@@ -15,13 +17,13 @@ from supernode.schema.event import Event, Started
 from supernode.schema.plan import Plan
 from supernode.schema.report import RunState
 from supernode.simulation.cluster import SimulatedBackend
+from supernode.simulation.goodput import LLAMA_RATE
 from supernode.simulation.step import Timeline, simulate_step
 from supernode.simulation.timeline import chrome_trace, timeline_svg
 from supernode.simulation.waterfall import Bar, plan_waterfall, waterfall_svg
+from supernode.units import show_seconds
 
-DISK_BANDWIDTH = 1e9  # bytes/s that one node's disk takes; an assumption until a run has measured it
 MOST_STEPS = 2_000_000  # about half a minute
-LAUNCH_SECONDS = 5.0  # from a failure to ranks that compute again; an assumption until a run has measured it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +36,10 @@ class Simulation:
         state: at the end, as a real run's would be; its losses are not simulated.
         seconds: virtual time of the whole run.
         ideal_seconds: of the steps done, without failures, checkpoints and starts.
-        save_seconds: that one checkpoint was taken to cost.
+        save_seconds: that one checkpoint was taken to cost, and loading it, too.
+        restart_seconds: from a failure until ranks compute again, loading left out.
+        mtbf: seconds between failures of one card; infinity for none.
+        is_local: ranks are this computer's cores.
     """
 
     plan: Plan
@@ -44,6 +49,25 @@ class Simulation:
     seconds: float
     ideal_seconds: float
     save_seconds: float
+    restart_seconds: float
+    mtbf: float
+    is_local: bool
+
+    @property
+    def terms(self) -> tuple[str, ...]:
+        """What was assumed, as sentences, and where `supernode forecast` takes something else."""
+        fails = "no card fails" if math.isinf(self.mtbf) else f"one card fails every {self.mtbf / 3600:,.0f} h"
+        return (
+            f"{fails} (`--mtbf`; a forecast takes {1 / LLAMA_RATE / 3600:,.0f} h, as in Llama 3's training, if nothing "
+            "is said).",
+            f"checkpoints come every {self.plan.job.checkpoint.every:,} steps, as the job has them; a failure stops "
+            f"training for {show_seconds(self.restart_seconds)} and loading.",
+            "steps take what one does event by event, with nothing on top (a forecast's overhead is 1); losses are not "
+            "simulated."
+            if self.is_local else
+            f"steps take what one does event by event, with nothing on top (a forecast takes "
+            f"{whole_runs().overhead:.2f} times as long, as published projects did); losses are not simulated.",
+        )  # fmt: skip
 
     @property
     def goodput(self) -> float:
@@ -52,18 +76,27 @@ class Simulation:
 
     def write(self, folder: Path) -> tuple[Path, ...]:
         """Write the step's timeline as SVG and as a trace for Perfetto, and where its time goes; returns the paths."""
-        picture, trace, parts = folder / "timeline.svg", folder / "trace.json", folder / "waterfall.svg"
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            picture.write_text(timeline_svg(self.timeline.spans), encoding="utf-8")
-            trace.write_text(json.dumps(chrome_trace(self.timeline.spans)), encoding="utf-8")
-            if self.bars:
-                parts.write_text(waterfall_svg(self.bars), encoding="utf-8")
-        except OSError as error:
-            raise MachineError(
-                f"cannot write in {folder}: {os.strerror(error.errno or 0)}", hint="choose another `--out`."
-            ) from error
-        return (picture, trace, parts) if self.bars else (picture, trace)
+        return _draw(folder, self.timeline, self.bars)
+
+
+def draw_plan(folder: Path, plan: Plan, machine: Machine) -> tuple[Path, ...]:
+    """Write the same of a plan that is not played."""
+    return _draw(folder, simulate_step(plan, machine), plan_waterfall(plan, machine))
+
+
+def _draw(folder: Path, timeline: Timeline, bars: tuple[Bar, ...]) -> tuple[Path, ...]:
+    picture, trace, parts = folder / "timeline.svg", folder / "trace.json", folder / "waterfall.svg"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        picture.write_text(timeline_svg(timeline.spans), encoding="utf-8")
+        trace.write_text(json.dumps(chrome_trace(timeline.spans)), encoding="utf-8")
+        if bars:
+            parts.write_text(waterfall_svg(bars), encoding="utf-8")
+    except OSError as error:
+        raise MachineError(
+            f"cannot write in {folder}: {os.strerror(error.errno or 0)}", hint="choose another `--out`."
+        ) from error
+    return (picture, trace, parts) if bars else (picture, trace)
 
 
 @dataclass(slots=True)
@@ -92,12 +125,10 @@ def simulate(plan: Plan, machine: Machine, *, mtbf: float, seed: int) -> Simulat
             hint=f"simulate {MOST_STEPS:,} of them: `--set steps={MOST_STEPS}`.",
         )
     timeline = simulate_step(plan, machine)
-    nodes = max(1, plan.ranks // machine.node_cards)
-    # Weights and two moments in float32, written by all nodes at once.
-    save_seconds = 12 * plan.parameters / (nodes * DISK_BANDWIDTH)
+    save_seconds, again = writing_seconds(machine, plan.parameters, plan.ranks), restart_seconds(machine)
     backend = SimulatedBackend(
         plan, mtbf=mtbf, seed=seed, save_seconds=save_seconds, load_seconds=save_seconds,
-        launch_seconds=LAUNCH_SECONDS, step_seconds=timeline.total,
+        launch_seconds=again, step_seconds=timeline.total,
     )  # fmt: skip
     controller = Controller()
     drive(Started(plan=plan), controller=controller, backend=backend, record=_Memory())
@@ -105,4 +136,5 @@ def simulate(plan: Plan, machine: Machine, *, mtbf: float, seed: int) -> Simulat
     return Simulation(
         plan=plan, timeline=timeline, bars=plan_waterfall(plan, machine), state=controller.state, seconds=backend.now(),
         ideal_seconds=controller.state.step * timeline.total, save_seconds=save_seconds,
+        restart_seconds=again, mtbf=mtbf, is_local=machine.card.kind == "cpu",
     )  # fmt: skip

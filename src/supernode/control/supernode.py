@@ -146,39 +146,44 @@ class SuperNode:
         return make_plan(asked, self.machine, trace=trace_of(asked, self.machine.card_count))
 
     def search(
-        self, job: Job, *, objective: str = "time", top: int = 5, runnable: bool = False, cards: int | None = None
-    ) -> Plans:
+        self, job: Job, *, objective: str = "time", top: int = 5, runnable: bool = False, cards: int | None = None,
+        price: float | None = None,
+    ) -> Plans:  # fmt: skip
         """Return the best few ways to spread a job over this machine, why each wins or loses, and the Pareto front.
 
         Args:
             job: its own `parallelism` is not looked at.
             objective: what is to be least: time, memory, energy or cost.
             top: how many, each of other degrees.
-            runnable: only what our own trainer can run.
+            runnable: only what our own trainer can run; on CPU cores that is so wherever it can train the model.
             cards: how many of the machine's; by default all that the batch divides by.
+            price: USD for a card and hour; by default the machine is owned.
 
         Raises:
-            SpecError: the job is wrong, or its model the user's own.
+            SpecError: the job is wrong, its model the user's own, or cost is to be least and the hardware has no price.
             CapacityError: nothing fits.
         """
-        return self.advise(as_job(job), objective=objective, top=top, runnable=runnable, cards=cards)[1]
+        return self.advise(as_job(job), objective=objective, top=top, runnable=runnable, cards=cards, price=price)[1]
 
     def advise(
         self, asked: JobSpec | Question, *, objective: str = "time", top: int = 5, runnable: bool = False,
-        cards: int | None = None,
+        cards: int | None = None, price: float | None = None,
     ) -> tuple[Question, Plans]:  # fmt: skip
         """Do likewise for a question, which may be about a model that our trainer cannot build; return it besides."""
         from supernode.advice.question import question_of
         from supernode.advice.question import search as answer
 
         question = question_of(asked) if isinstance(asked, JobSpec) else asked
-        counts = (cards,) if cards is not None else ()
-        plans = answer(question, self.machine, objective=objective, top=top, runnable=runnable, cards=counts)
+        plans = answer(
+            question, self.machine, objective=objective, top=top, runnable=runnable, cards=cards,
+            price=None if price is None else price / 3600,
+        )  # fmt: skip
         return question, plans
 
     def forecast(
         self, job: Job | Question, *, tokens: str | float = 0, steps: int = 0, mtbf: str | float = 0,
-        price: float | None = None, overhead: float | None = None,
+        save: str | float | None = None, restart: str | float | None = None, price: float | None = None,
+        grid: float | None = None, overhead: float | None = None,
     ) -> Project:  # fmt: skip
         """Return what training takes from start to end: days, restarts, energy, cost and carbon, each with a range.
 
@@ -189,21 +194,28 @@ class SuperNode:
             tokens: to train on, as a number or "1.4T"; by default the job's steps are taken.
             steps: likewise.
             mtbf: mean time between failures of one card, in seconds or "5000h"; by default as Llama 3's training met.
+            save: that a checkpoint stops training, in seconds or "30s"; by default what writing it takes.
+            restart: from a failure until work goes on, in seconds or "10min".
             price: USD for a card and hour; by default the machine is owned.
+            grid: kg of CO2 per kWh; by default the United States' of 2022.
             overhead: time of the whole over that of its best steps; by default as published projects took.
 
         Raises:
             SpecError: the job is wrong, or how much to train is open.
             CapacityError: nothing fits, or failures leave no time to work.
         """
-        from supernode.advice.project import Terms, forecast
+        from supernode.advice.project import forecast
         from supernode.advice.question import Question, question_of
+        from supernode.advice.terms import GRID, Terms
         from supernode.units import parse_count, parse_seconds
 
         question = job if isinstance(job, Question) else question_of(as_job(job))
         terms = Terms(
             tokens=parse_count(tokens, key="tokens"), steps=steps, mtbf=parse_seconds(mtbf, key="mtbf"),
-            price=None if price is None else price / 3600, overhead=overhead,
+            save=None if save is None else parse_seconds(save, key="save"),
+            restart=None if restart is None else parse_seconds(restart, key="restart"),
+            price=None if price is None else price / 3600, grid=GRID if grid is None else grid / 3.6e6,
+            overhead=overhead,
         )  # fmt: skip
         return forecast(question, self.machine, terms)
 

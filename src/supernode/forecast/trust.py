@@ -67,6 +67,34 @@ def plan_band(plan: Plan, machine: Machine) -> float | None:
     return band(machine.card.name, cards=plan.ranks, width=shape.width, sharded=is_sharded)
 
 
+def strays(generation: str, asked: Mapping[str, float]) -> str:
+    """Return in words what lies outside of what a generation's numbers were fitted on; nothing where nothing does.
+
+    Args:
+        asked: by the names of `WORDS`.
+    """
+    ranges = calibrated_ranges().get(generation)
+    if ranges is None:
+        return ""
+    return ", ".join(
+        f"{WORDS[name]} {value:,.0f} (fitted: {ranges[name][0]:,.0f} to {ranges[name][1]:,.0f})"
+        for name, value in asked.items()
+        if not ranges[name][0] <= value <= ranges[name][1]
+    )
+
+
+def plan_strays(plan: Plan, machine: Machine) -> str:
+    """Return likewise where a plan lies outside."""
+    shape = plan.job.shape
+    if shape is None:
+        return ""
+    asked = {
+        "cards": plan.ranks, "width": shape.width, "sequence": plan.job.data.sequence, "tensor": plan.layout.tensor,
+        "pipeline": plan.layout.pipeline,
+    }  # fmt: skip
+    return strays(card_of(machine).generation, asked)
+
+
 def doubts(plan: Plan, machine: Machine) -> tuple[str, ...]:
     """Return why a plan's predicted time may be off, as sentences; nothing where the forecast is on known ground."""
     shape = plan.job.shape
@@ -76,18 +104,5 @@ def doubts(plan: Plan, machine: Machine) -> tuple[str, ...]:
     if not generation:
         known = ", ".join(card_names())
         return (f"no published training run stands behind times on {machine.card.name}; calibrated: {known}.",)
-    asked = {
-        "cards": plan.ranks, "width": shape.width, "sequence": plan.job.data.sequence, "tensor": plan.layout.tensor,
-        "pipeline": plan.layout.pipeline,
-    }  # fmt: skip
-    ranges = calibrated_ranges()[generation]
-    outside = [
-        f"{WORDS[name]} {value:,} (fitted: {ranges[name][0]:,.0f} to {ranges[name][1]:,.0f})"
-        for name, value in asked.items()
-        if not ranges[name][0] <= value <= ranges[name][1]
-    ]
-    return (
-        (f"times on {machine.card.name} are outside what they were fitted on: {', '.join(outside)}.",)
-        if outside
-        else ()
-    )
+    outside = plan_strays(plan, machine)
+    return (f"times on {machine.card.name} are outside what they were fitted on: {outside}.",) if outside else ()

@@ -15,6 +15,7 @@ from supernode.planning.memory import moments, strategy_of, trainer
 from supernode.planning.work import shape_of
 from supernode.schema.model import DecoderShape
 from supernode.schema.plan import Plan, Stage, StepTime
+from supernode.workload.flops import token_flops
 from supernode.workload.shape import decoder_shape
 from supernode.workload.strategy import Software, Strategies
 
@@ -56,18 +57,13 @@ class StageTime:
 
 
 def flops_per_step(shape: DecoderShape, tokens: int, sequence: int) -> float:
-    """Return the floating-point operations of one step over all cards.
-
-    6 for each parameter and token, and 12 × layers × width × sequence for each token's attention, of which the causal
-    mask leaves half.
+    """Return the floating-point operations of one step over all cards, as `token_flops` counts them.
 
     Args:
         tokens: that the step trains on.
         sequence: tokens in a sample.
-
-    Source: Chowdhery et al., "PaLM", arXiv:2204.02311, appendix B; halved for the mask.
     """
-    return tokens * (6.0 * shape.parameters + 12.0 * shape.layers * shape.width * sequence / 2)
+    return tokens * token_flops(decoder_shape(shape), sequence)
 
 
 def stage_times(plan: Plan, machine: Machine) -> tuple[StageTime, ...]:

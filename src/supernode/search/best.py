@@ -9,20 +9,20 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from supernode.errors import SpecError
-from supernode.forecast.efficiency import precision_index
+from supernode.forecast.efficiency import CardModel, precision_index
 from supernode.forecast.rates import card_of, is_calibrated
-from supernode.forecast.trust import WORDS, calibrated_ranges
+from supernode.forecast.trust import strays
 from supernode.hardware.machine import Machine
 from supernode.hardware.power import power
 from supernode.planning.planner import token_kinds
 from supernode.planning.work import with_vocabulary
 from supernode.schema.job import JobSpec
 from supernode.search.offload import ACTIVATIONS, OPTIMIZER, WEIGHTS, Room
-from supernode.search.runnable import obstacles, runnable_space
+from supernode.search.runnable import is_runnable, obstacles, runnable_space
 from supernode.search.search import Bill, Choice, Found, search
 from supernode.search.space import Space, divisors, row_table
 from supernode.search.why import Why, why
-from supernode.units import show_bytes, show_energy, show_number, show_seconds
+from supernode.units import count_of, show_bytes, show_energy, show_number, show_seconds
 from supernode.workload.shape import ModelShape, decoder_shape
 from supernode.workload.strategy import (
     FLOAT32,
@@ -56,15 +56,21 @@ class Plans:
         reasons: of each of `found.best`.
         obstacles: likewise, what our trainer cannot do of it; nothing where it can run it.
         objective: what was to be least.
+        card: as the time model sees it with so many at work as `found` takes.
+        room: that tensors have on it.
+        outside: where the best lies outside of what the card's numbers were fitted on, in words; empty where nowhere.
         notes: what the reader should know of the machine's description.
     """
 
     space: Space
     machine: Machine
+    card: CardModel
+    room: Room
     found: Found
     reasons: tuple[Why, ...]
     obstacles: tuple[tuple[str, ...], ...]
     objective: str
+    outside: str
     notes: tuple[str, ...]
 
     @property
@@ -72,11 +78,16 @@ class Plans:
         """The best of all."""
         return self.found.best[0]
 
+    @property
+    def is_ours(self) -> bool:
+        """Whether times are those of our own trainer, and not of what current programs do."""
+        return self.space.does is not None
+
 
 def best_plans(
     model: JobSpec | ModelShape, machine: Machine, batch: int = 0, *, sequence: int = 0, top: int = 5,
-    objective: str = "time", cards: tuple[int, ...] = (), software: Software | None = None, precision: int = 1,
-    runnable: bool = False,
+    objective: str = "time", cards: int | None = None, software: Software | None = None, precision: int = 1,
+    runnable: bool = False, price: float | None = None,
 ) -> Plans:  # fmt: skip
     """Return the best few plans, each of other degrees, and the Pareto front.
 
@@ -84,14 +95,16 @@ def best_plans(
         batch: samples of one step; 0 for the job's.
         sequence: tokens of a sample; 0 for the job's.
         objective: time, memory, energy or cost.
-        cards: card counts to consider; empty for all of the machine's, or the most of them that the batch divides by.
+        cards: how many of the machine's; None for all, or the most of them that the batch divides by.
         software: what the training program does; by default what current ones do, or ours where `runnable`.
         precision: index into `PRECISIONS`; a job has its own.
-        runnable: only what our own trainer can run.
+        runnable: only what our own trainer can run. On CPU cores, where no other trainer's times are known, that is so
+            by default wherever it can train the model.
+        price: USD per card and second for everything; None for the machine's own price and its electricity.
 
     Raises:
-        SpecError: a shape comes without batch or sequence, the job's model is the user's own, or nothing can be spread
-            over so many cards.
+        SpecError: a shape comes without batch or sequence, the job's model is the user's own, nothing can be spread
+            over so many cards, or cost is to be least and the hardware has no price.
         CapacityError: nothing fits.
     """
     if isinstance(model, JobSpec):
@@ -99,28 +112,41 @@ def best_plans(
     shape, batch, sequence = _asked(model, batch, sequence)
     if top < 1:
         raise SpecError(f"`top` is {top}", hint="ask for 1 plan or more.")
-    card = card_of(machine, max(cards, default=machine.card_count))
+    count, is_core = machine.card_count if cards is None else cards, machine.card.kind == "cpu"
+    if not 1 <= count <= machine.card_count:
+        raise SpecError(
+            f"{count_of(count, 'card')} of a machine of {machine.card_count}", hint=f"choose 1 to {machine.card_count}."
+        )
     space = Space(
-        model=shape, cards=cards or (machine.card_count,), batch=batch, sequence=sequence, precision=precision,
+        model=shape, cards=(count,), batch=batch, sequence=sequence, precision=precision,
         software=software or Software(),
     )  # fmt: skip
-    if runnable:
-        job = model if isinstance(model, JobSpec) else None
-        space = runnable_space(space, job, is_core=machine.card.kind == "cpu")
-    if max(space.cards) > machine.card_count or min(space.cards) < 1:
+    if runnable or (is_core and software is None and is_runnable(space)):
+        space = runnable_space(space, model if isinstance(model, JobSpec) else None, is_core=is_core)
+    space = space if cards is not None and row_table(space)["cards"].size else _with_work_for_all(space)
+    room, bill, is_priced = room_of(machine), bill_of(machine, price), price is not None or has_price(machine)
+    if objective == "cost" and not is_priced:
         raise SpecError(
-            f"{max(cards)} cards of a machine of {machine.card_count}", hint=f"choose 1 to {machine.card_count}."
+            f"{machine.card.name} has no price, so that no plan costs least",
+            hint="give `--price` (USD for a card and hour), or `--objective` time, memory or energy.",
         )
-    space = space if cards and row_table(space)["cards"].size else _with_work_for_all(space)
-    room, bill = room_of(machine), bill_of(machine)
     space = space if room.host_memory else replace(space, offloads=(0,))
+    card = card_of(machine, max(space.cards))
     found = search(space, card, room, bill, objective=objective, top=top)
+    found = found if is_priced else _without_cost(found)
+    outside = outside_of(card, space, found.best[0])
     return Plans(
-        space=space, machine=machine, found=found, objective=objective,
+        space=space, machine=machine, card=card, room=room, found=found, objective=objective,
         reasons=tuple(why(space, card, room, bill, choice) for choice in found.best),
-        obstacles=tuple(obstacles(space, choice) for choice in found.best),
-        notes=tuple(_notes(machine, space, found.best[0])),
+        obstacles=tuple(obstacles(space, choice) for choice in found.best), outside=outside,
+        notes=tuple(_notes(machine, space, outside)),
     )  # fmt: skip
+
+
+def _without_cost(found: Found) -> Found:
+    """Return what was found on hardware without a price, which says nothing of cost."""
+    best, front = ([replace(choice, cost=None) for choice in some] for some in (found.best, found.front))
+    return replace(found, best=tuple(best), front=tuple(front))
 
 
 def _with_work_for_all(space: Space) -> Space:
@@ -154,34 +180,25 @@ def _counts(space: Space, most: int) -> list[int]:
     return [int(count) for count in products[::-1]]
 
 
-def _notes(machine: Machine, space: Space, best: Choice) -> Iterator[str]:
+def _notes(machine: Machine, space: Space, outside: str) -> Iterator[str]:
     used = max(space.cards)
     if used < machine.card_count:
         yield f"{machine.card_count - used} of {machine.card_count} cards stay idle: model and batch divide by no more."
     yield from machine.notes
     if not is_calibrated(machine.card) and not machine.notes:
         yield f"no published training run stands behind times on {machine.card.name}; calibrate."
-    yield from _outside(machine, space, best)
+    if outside:
+        yield f"plan 1 is outside of what times on {machine.card.name} were fitted on: {outside}."
     if machine.card.kind == "cpu" and space.does is None:
-        yield "cores are taken to compute while they send, as accelerators do; `--runnable` takes our trainer as it is."
+        yield "our trainer cannot run this; cores are taken to compute while they send, as accelerators do."
     if space.precision == FLOAT32 and "bfloat16" in machine.card.flops and machine.card.kind != "cpu":
         yield "the job is in float32; `precision: bfloat16` would be several times faster here."
 
 
-def _outside(machine: Machine, space: Space, best: Choice) -> Iterator[str]:
-    """Yield where the best plan lies outside of what the card's numbers were fitted on."""
-    ranges = calibrated_ranges().get(card_of(machine).generation)
-    if ranges is None:
-        return
+def outside_of(card: CardModel, space: Space, best: Choice) -> str:
+    """Return in words where a choice lies outside of what the card's numbers were fitted on; empty where nowhere."""
     asked = {"width": float(space.model.width), "sequence": float(space.sequence)}
-    asked |= {name: best.axes[name] for name in ("cards", "tensor", "pipeline")}
-    strange = [
-        f"{WORDS[name]} {value:,.0f} (fitted: {ranges[name][0]:,.0f} to {ranges[name][1]:,.0f})"
-        for name, value in asked.items()
-        if not ranges[name][0] <= value <= ranges[name][1]
-    ]
-    if strange:
-        yield f"plan 1 is outside of what times on {machine.card.name} were fitted on: {', '.join(strange)}."
+    return strays(card.generation, asked | {name: best.axes[name] for name in ("cards", "tensor", "pipeline")})
 
 
 def _asked(model: JobSpec | ModelShape, batch: int, sequence: int) -> tuple[ModelShape, int, int]:
@@ -207,17 +224,25 @@ def room_of(machine: Machine) -> Room:
     return Room(memory=machine.card.memory * USABLE, host_memory=host)
 
 
-def bill_of(machine: Machine) -> Bill:
-    """Return what a card costs with its share of all else; hardware without a price costs nothing."""
+def has_price(machine: Machine) -> bool:
+    """Return whether the catalogue knows what the machine's cards cost, which is most of its price."""
+    return machine.card.price is not None
+
+
+def bill_of(machine: Machine, price: float | None = None) -> Bill:
+    """Return what a card costs with its share of all else; hardware without a price costs nothing.
+
+    Args:
+        price: USD per card and second for everything, electricity included; None for the machine's own.
+    """
     count = machine.card_count
+    rest = {name: power(machine, load=load).total / count for name, load in (("idle", 0.0), ("full", 1.0))}
+    if price is not None:
+        return Bill(**rest, price=price, tariff=0.0)
     parts = [(machine.card.price, count), (machine.node.price if machine.node else None, machine.hosts)]
     parts += [(switch.price, many) for switch, many in machine.switches]
     parts += [(cable.price, many) for cable, many in machine.cables]
-    price = sum((each or 0.0) * many for each, many in parts) / count
-    return Bill(
-        idle=power(machine, load=0.0).total / count, full=power(machine, load=1.0).total / count,
-        price=price / LIFE, tariff=TARIFF,
-    )  # fmt: skip
+    return Bill(**rest, price=sum((each or 0.0) * many for each, many in parts) / count / LIFE, tariff=TARIFF)
 
 
 def words(choice: Choice) -> str:
@@ -236,7 +261,5 @@ def words(choice: Choice) -> str:
 
 def figures(choice: Choice) -> str:
     """Return what a choice comes to, in words."""
-    return (
-        f"{show_seconds(choice.time)} a step, {show_bytes(int(choice.memory))} a card, "
-        f"{show_energy(choice.energy)}, {show_number(choice.cost)} USD"
-    )
+    said = f"{show_seconds(choice.time)} a step, {show_bytes(int(choice.memory))} a card, {show_energy(choice.energy)}"
+    return said if choice.cost is None else f"{said}, {show_number(choice.cost)} USD"

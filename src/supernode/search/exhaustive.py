@@ -8,7 +8,7 @@ from itertools import product
 from supernode.forecast.efficiency import CardModel
 from supernode.forecast.times import step_parts
 from supernode.search.offload import Room, holding, moved, waiting
-from supernode.search.search import Bill, Choice
+from supernode.search.search import Bill, Choice, working
 from supernode.search.space import OVERLAPS, SHORTEST_PART, Space
 from supernode.workload.strategy import INTERLEAVED, ONE_F_ONE_B
 
@@ -82,7 +82,7 @@ def alone(space: Space, card: CardModel, room: Room, bill: Bill, axes: dict[str,
     memory = float(held.total - away)
     if memory > room.memory or (option and float(away) > room.host_memory):
         return None
-    energy = axes["cards"] * (bill.idle * time + (bill.full - bill.idle) * float(busy))
+    energy = float(bill.energy(axes["cards"], seconds=time, working=working(parts)))
     cost = axes["cards"] * bill.price * time + bill.tariff * energy
     return Choice(axes=axes, time=time, memory=memory, energy=energy, cost=cost)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, get_args
 
 from supernode.errors import SpecError
 from supernode.planning.cost import with_sums
@@ -20,12 +20,14 @@ from supernode.workload.strategy import (
     INTERLEAVED,
     NO_RECOMPUTE,
     ONE_F_ONE_B,
+    PRECISIONS,
     ZERO_BUBBLE,
     Software,
     Strategies,
     make_strategies,
 )
 
+Precision = Literal["float32", "bfloat16"]
 SCHEDULES: Mapping[int, Literal["1f1b", "gpipe", "interleaved"]] = {
     GPIPE: "gpipe",
     ONE_F_ONE_B: "1f1b",
@@ -50,7 +52,12 @@ def runnable_space(space: Space, job: JobSpec | None = None, *, is_core: bool = 
             "our trainer builds dense decoders with gated feed-forward layers, and this model is another",
             hint="leave out `--runnable` and `--write`; a forecast is possible.",
         )
-    precision: Literal["float32", "bfloat16"] = "float32" if space.precision == FLOAT32 else "bfloat16"
+    if PRECISIONS[space.precision] not in get_args(Precision):
+        raise SpecError(
+            f"our trainer does not compute in {PRECISIONS[space.precision]}",
+            hint=f"choose `--precision` {' or '.join(get_args(Precision))}, or leave out `--runnable` and `--write`.",
+        )
+    precision: Precision = "float32" if space.precision == FLOAT32 else "bfloat16"
     spec = (job or JobSpec()).optimizer
     shape = job.shape if job is not None else None
     ours = trainer(
@@ -69,6 +76,11 @@ def runnable_space(space: Space, job: JobSpec | None = None, *, is_core: bool = 
         shardings=tuple(SHARDINGS), offloads=(0,), sequence_parallels=(0,), only_recomputes=(NO_RECOMPUTE,),
         most_context=1, is_filled=True, most_tensor=min(space.most_tensor, int(model.key_value_heads)),
     )  # fmt: skip
+
+
+def is_runnable(space: Space) -> bool:
+    """Return whether our trainer builds the space's model and computes in its precision."""
+    return is_trainable(space.model) and PRECISIONS[space.precision] in get_args(Precision)
 
 
 def is_trainable(model: ModelShape) -> bool:

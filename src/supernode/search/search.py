@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 
 from supernode.errors import CapacityError
 from supernode.forecast.efficiency import CardModel
-from supernode.forecast.times import step_parts
+from supernode.forecast.times import StepParts, step_parts
 from supernode.registry import lookup
 from supernode.search.front import Front
 from supernode.search.offload import Room, holding, moved, waiting
 from supernode.search.space import OVERLAPS, Block, Space, row_table, strategy_at
+from supernode.units import count_of
 from supernode.workload.shape import Numbers
 from supernode.workload.strategy import Software, Strategies, make_strategies
 
@@ -41,6 +42,15 @@ class Bill:
     price: float
     tariff: float
 
+    def energy(self, cards: Numbers | float, *, seconds: Numbers | float, working: Numbers | float) -> Numbers:
+        """Return the joules of a step on so many cards.
+
+        Args:
+            seconds: of the step.
+            working: of them, the seconds in which a card computes; what `working` returns.
+        """
+        return np.asarray(cards * self.idle * seconds + cards * (self.full - self.idle) * working)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
@@ -51,14 +61,14 @@ class Choice:
         time: seconds of a step.
         memory: bytes of the fullest card.
         energy: joules of a step.
-        cost: USD of a step.
+        cost: USD of a step; None where the hardware has no price.
     """
 
     axes: dict[str, float]
     time: float
     memory: float
     energy: float
-    cost: float
+    cost: float | None
 
     def ways(self, space: Space) -> Strategies:
         """Return it as a strategy of the time model."""
@@ -128,7 +138,7 @@ def search(
         _take(space, card, room, bill, block, column=column, tally=tally)
     if not np.isfinite(tally.best).any():
         raise CapacityError(
-            f"none of {tally.strategies:,} strategies on {max(space.cards):,} cards fits into "
+            f"none of {tally.strategies:,} strategies on {count_of(max(space.cards), 'card')} fits into "
             f"{room.memory / 1e9:.0f} GB a card",
             hint="take more cards, cards with more memory, or a smaller batch.",
         )
@@ -165,6 +175,11 @@ def _take(space: Space, card: CardModel, room: Room, bill: Bill, block: Block, *
             _offer(tally.front, block, option, points, fits)
 
 
+def working(parts: StepParts) -> Numbers:
+    """Return the seconds of a step in which a card computes, launches or updates, and draws its full power."""
+    return parts.compute + parts.launch + parts.optimizer
+
+
 def outcomes(
     space: Space, card: CardModel, room: Room, bill: Bill, block: Block
 ) -> Iterator[tuple[int, Points, NDArray[np.bool_]]]:
@@ -174,8 +189,7 @@ def outcomes(
     """
     held = holding(space.model, block.ways, block.software)
     parts = step_parts(space.model, block.ways, card, block.software)
-    base, busy = parts.total, parts.compute + parts.launch
-    idle, extra = block.cards * bill.idle, block.cards * (bill.full - bill.idle) * busy
+    base, busy, at_work = parts.total, parts.compute + parts.launch, working(parts)
     for option in block.offloads:
         away = moved(held, option)
         memory = np.broadcast_to(held.total - away, block.shape[1:])
@@ -183,7 +197,7 @@ def outcomes(
         fits = memory <= room.memory
         if option:
             fits = fits & (away <= room.host_memory)
-        energy = idle * time + extra
+        energy = bill.energy(block.cards, seconds=time, working=at_work)
         cost = block.cards * bill.price * time + bill.tariff * energy
         yield option, (time, memory, energy, cost), fits
 

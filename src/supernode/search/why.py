@@ -9,6 +9,7 @@ import numpy as np
 
 from supernode.errors import CapacityError
 from supernode.forecast.efficiency import CardModel
+from supernode.forecast.network import Curves
 from supernode.forecast.times import step_parts
 from supernode.search.offload import Room, holding, moved, waiting
 from supernode.search.search import DEGREES, OBJECTIVES, Bill, Choice, winner
@@ -29,7 +30,9 @@ def _bandwidth(card: CardModel, room: Room) -> tuple[CardModel, Room]:
 
 
 def _inside(card: CardModel, room: Room) -> tuple[CardModel, Room]:
-    return replace(card, wires=replace(card.wires, inside=card.wires.inside * BETTER)), room
+    wires = card.wires
+    curves = _faster(wires.curves, links=BETTER)
+    return replace(card, wires=replace(wires, inside=wires.inside * BETTER, curves=curves)), room
 
 
 def _outside(card: CardModel, room: Room) -> tuple[CardModel, Room]:
@@ -39,11 +42,30 @@ def _outside(card: CardModel, room: Room) -> tuple[CardModel, Room]:
 def _latency(card: CardModel, room: Room) -> tuple[CardModel, Room]:
     wires = card.wires
     inside, outside = wires.inside_latency / BETTER, wires.outside_latency / BETTER
-    return replace(card, wires=replace(wires, inside_latency=inside, outside_latency=outside)), room
+    curves = _faster(wires.curves, latency=BETTER)
+    changed = replace(wires, inside_latency=inside, outside_latency=outside, curves=curves)
+    return replace(card, wires=changed), room
+
+
+def _faster(curves: Curves | None, *, links: float = 1.0, latency: float = 1.0) -> Curves | None:
+    """Return measured collectives on better links; what the quickest of a curve takes is latency, the rest its bytes.
+
+    One computer's ranks are one node, so that all of it is the node's.
+    """
+    if curves is None:
+        return None
+    better = {
+        key: (sizes, seconds.min() / latency + (seconds - seconds.min()) / links)
+        for key, (sizes, seconds) in curves.seconds.items()
+    }
+    return Curves(seconds=better)
 
 
 def _launches(card: CardModel, room: Room) -> tuple[CardModel, Room]:
-    return replace(card, fitted=replace(card.fitted, launch=card.fitted.launch / BETTER)), room
+    fitted = card.fitted
+    # A core that launches by itself hides nothing of it: there it is the gap behind each kernel.
+    tail = fitted.tail if fitted.launch else fitted.tail / BETTER
+    return replace(card, fitted=replace(fitted, launch=fitted.launch / BETTER, tail=tail)), room
 
 
 def _host(card: CardModel, room: Room) -> tuple[CardModel, Room]:
@@ -68,8 +90,9 @@ class Why:
     """What a strategy's time consists of.
 
     Attributes:
-        parts: seconds of a step: compute (with launches, optimizer and what surrounds a step), and waiting for
-            the tensor, context, expert, pipeline and data axes and for the host.
+        parts: seconds of a step: compute (with launches, optimizer, what surrounds a step, and what axes cost a host
+            that computes itself), waiting for the tensor, context, expert, pipeline and data axes, and for what is
+            offloaded.
         held: bytes of the fullest card by part, and what of them lies with the host, negative.
         saved: by resource, the part of the step's time that goes when it is 10% better; for memory, when there is 10%
             more of it and the rest of the strategy may follow at the same degrees.
@@ -108,15 +131,15 @@ def time_parts(space: Space, card: CardModel, room: Room, choice: Choice) -> dic
     step = step_parts(space.model, ways, card, software)
     held = holding(space.model, ways, software)
     busy = step.compute + step.launch
-    parts = {
-        "compute": busy + step.optimizer + step.step,
+    waits = {
         "tensor": step.tensor,
         "context": step.context,
         "expert": step.expert,
         "pipeline": step.bubble + step.transfer,
         "data": step.data,
-        "host": waiting(held, int(choice.axes["offload"]), ways, busy, room),
     }
+    away = waiting(held, int(choice.axes["offload"]), ways, busy, room)
+    parts = {"compute": step.total - sum(waits.values()), **waits, "offload": away}
     return {name: float(seconds) for name, seconds in parts.items()}
 
 

@@ -9,14 +9,13 @@ from html import escape
 
 from supernode.errors import SpecError
 from supernode.forecast.efficiency import CardModel
-from supernode.forecast.rates import card_of
 from supernode.forecast.times import step_parts
 from supernode.hardware.machine import Machine
 from supernode.planning.cost import at_work, software_of
 from supernode.planning.memory import strategy_of
 from supernode.planning.work import shape_of
 from supernode.schema.plan import Plan
-from supernode.search.best import Plans, room_of
+from supernode.search.best import Plans
 from supernode.search.offload import Room
 from supernode.search.search import Choice
 from supernode.search.space import Space
@@ -132,14 +131,14 @@ def plan_waterfall(plan: Plan, machine: Machine) -> tuple[Bar, ...]:
 
 def choice_waterfall(space: Space, card: CardModel, room: Room, choice: Choice) -> tuple[Bar, ...]:
     """Return the parts of the step of what a search found, offload included."""
-    away = time_parts(space, card, room, choice)["host"]
+    away = time_parts(space, card, room, choice)["offload"]
     bars = waterfall(space.model, choice.ways(space), card, choice.software(space))
     return (*bars, Bar(name="offload", seconds=away))
 
 
 def plans_waterfall(plans: Plans) -> tuple[Bar, ...]:
     """Return the parts of the step of the best plan of a search."""
-    return choice_waterfall(plans.space, card_of(plans.machine), room_of(plans.machine), plans.best)
+    return choice_waterfall(plans.space, plans.card, plans.room, plans.best)
 
 
 def rows(bars: Sequence[Bar]) -> list[tuple[str, str]]:

@@ -13,7 +13,7 @@ from supernode.hardware.assemble import build_machine
 from supernode.models.decoder import Decoder
 from supernode.parallel.tensor import cross_entropy
 from supernode.planning.planner import explain, make_plan
-from supernode.planning.traced import traced_stage_times
+from supernode.planning.traced import traced_first, traced_stage_times, traced_sums
 from supernode.probing.trace import trace_module
 from supernode.schema.job import DataSpec, JobSpec, OptimizerSpec, Parallelism
 from supernode.schema.model import DecoderShape
@@ -151,3 +151,34 @@ def test_a_traced_decoder_is_planned_like_its_shape() -> None:
     assert traced.memory.total == pytest.approx(ours.memory.total, rel=0.15)
     # The shape's bytes are what good kernels move, the trace's what eager PyTorch does.
     assert traced.step.compute == pytest.approx(ours.step.compute, rel=0.3)
+
+
+FROZEN_LAYOUTS: list[dict[str, object]] = [
+    {"pipeline": 2, "data": 2}, {"data": 2}, {"pipeline": 2, "data": 2, "sharding": "fsdp"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("degrees", FROZEN_LAYOUTS, ids=str)
+def test_a_stage_that_trains_nothing_sums_nothing(degrees: dict[str, object]) -> None:
+    frozen = [part(str(n), 4.0, parameters=10**6, trained=0) for n in range(2)]
+    trace = sequence(*frozen, *(part(str(n), 4.0, parameters=10**6, trained=10**6) for n in (2, 3)))
+
+    plan = make_plan(job(**degrees), MACHINE, trace=trace)
+
+    assert plan.step is not None
+    first, last = (traced_sums(plan, MACHINE, rank) for rank in (0, plan.layout.pipeline - 1))
+    assert last[0] > 0
+    if plan.layout.pipeline > 1:
+        assert first[0] == traced_first(plan, 0) == 0
+        assert (first[1] > 0) == (plan.layout.sharding == "fsdp")  # weights that stand still are gathered all the same
+
+
+@pytest.mark.parametrize("sharding", ["replicas", "fsdp"])
+def test_a_module_that_trains_nothing_exchanges_no_gradients(sharding: str) -> None:
+    bare = [part(str(n), parameters=0, trained=0) for n in range(2)]
+
+    plan = make_plan(job(data=2, sharding=sharding), MACHINE, trace=sequence(*bare))
+
+    assert plan.step is not None
+    assert plan.step.data == 0
+    assert traced_sums(plan, MACHINE, 0) == (0, 0)  # no latency for no bytes

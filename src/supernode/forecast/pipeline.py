@@ -32,6 +32,34 @@ def bubble_time(ways: Strategies, *, whole: Numbers, slow: Numbers, forward: Num
     return np.where(ways.pipeline > 1, waits, 0)
 
 
+def left_open(ways: Strategies, bubble: Numbers, *, sharing: float, busy: Numbers, even: Numbers) -> Numbers:
+    """Return what is left of a pipeline's bubble where ranks share cores.
+
+    One that waits leaves its core to another, so that only what the cores cannot fill is lost. Of p ranks, K have a
+    whole core's speed at once. Filling and draining, cores stand idle while fewer than K work: a part 1 − a / K of them
+    while a do, for a pass of one stage each. With 1F1B and GPipe that happens twice, at the turn from forwards to
+    backwards, too; for K = p it is the whole bubble. Interleaved, passes are shorter and, unless K is near p, the turn
+    costs nothing. The slowest rank alone, at a whole core's speed, may yet take longer than all of this. Below zero,
+    uneven ranks make up for each other, and the slowest is done before its share of a core says. The events of
+    `simulation.step` agree.
+
+    Args:
+        sharing: ranks to a core.
+        busy: seconds of a step that the slowest rank is busy, while all ranks are.
+        even: likewise of the mean rank.
+    """
+    if sharing <= 1:
+        return bubble
+    stages, parts = ways.pipeline, ways.interleave
+    most = stages / sharing
+    fewer = np.maximum(np.ceil(most) - 1, 0)
+    idle = (fewer - fewer * (fewer + 1) / (2 * most)) / sharing
+    turns = np.where(parts > 1, 1 + np.maximum(2 / sharing - 1, 0) ** 3, 2) / parts
+    filled = even * (1 + turns * idle / ways.micro_batches)
+    alone = (busy + bubble) / np.minimum(sharing, stages)
+    return np.where(stages > 1, np.maximum(alone, filled) - busy, 0)
+
+
 def transfer_time(
     model: ModelShape, ways: Strategies, card: CardModel, software: Software, *, whole: Numbers, slow: Numbers,
     weights: Numbers,

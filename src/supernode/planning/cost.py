@@ -19,11 +19,6 @@ from supernode.workload.flops import token_flops
 from supernode.workload.shape import decoder_shape
 from supernode.workload.strategy import Software, Strategies
 
-# Counted by torch.profiler over forward and backward of one decoder block in eager PyTorch 2.13: 262 operations that
-# call no other; timed at width 32, where arithmetic is next to nothing: 0.56 ms on one x86 core, 2.1 µs each.
-OPERATION_TIME = 2.1e-6
-# `bucket_cap_mb` of torch.nn.parallel.DistributedDataParallel: the last bucket has no backward left to hide behind.
-BUCKET = 25 * 2**20
 # Our own trainer as it is without a job at hand: AdamW in bfloat16, gradients clipped.
 TRAINER = trainer()
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from supernode.errors import ModelError
+from supernode.forecast.axes import BUCKET, exposed_time, host_time, meeting_time
 from supernode.forecast.efficiency import CardModel, precision_index
 from supernode.forecast.kernels import pass_times
 from supernode.forecast.network import gather_time, scatter_time, send_time, sum_time
-from supernode.forecast.pipeline import bubble_time, travel_time
+from supernode.forecast.pipeline import bubble_time, left_open, travel_time
 from supernode.forecast.rates import card_of
 from supernode.hardware.machine import Machine
-from supernode.planning.cost import BUCKET, TRAINER, StageTime, at_work, software_of
+from supernode.planning.cost import TRAINER, StageTime, at_work, software_of
 from supernode.planning.cut import cut_stages
 from supernode.planning.memory import moments, strategy_of
 from supernode.planning.order import forwards_ahead
@@ -20,6 +21,9 @@ from supernode.schema.trace import ModelTrace, TracedPart
 from supernode.workload.shape import as_numbers
 from supernode.workload.strategy import make_strategies
 from supernode.workload.traced import block_passes, held_parameters, traced_demand
+
+# Modules with parameters in a layer of `models.decoder`: four projections of the attention, three matrices, two norms.
+LAYER_MODULES = 9
 
 
 def cut_traced(
@@ -70,7 +74,7 @@ def traced_messages(plan: Plan, machine: Machine) -> tuple[float, float]:
 def traced_sums(plan: Plan, machine: Machine, rank: int) -> tuple[float, float]:
     """Return the seconds of summing a pipeline rank's gradients into shards, and of gathering its weights.
 
-    Whole copies are summed by all-reduces, half of one standing for each way.
+    Whole copies are summed by all-reduces, half of one standing for each way. What is not there costs no message.
     """
     layout, wires = plan.layout, at_work(plan, machine).tuned_wires
     if layout.data == 1:
@@ -78,10 +82,16 @@ def traced_sums(plan: Plan, machine: Machine, rank: int) -> tuple[float, float]:
     held, trained = (as_numbers(n * ELEMENT_BYTES[plan.job.precision]) for n in held_parameters(_parts(plan, rank)))
     cards, one = as_numbers(layout.data), as_numbers(1)
     if layout.sharding == "replicas":
-        half = float(sum_time(wires, trained, cards=cards, stride=one)) / 2
+        half = float(sum_time(wires, trained, cards=cards, stride=one)) / 2 if trained else 0.0
         return half, half
-    scatter = float(scatter_time(wires, trained, cards=cards, stride=one))
-    return scatter, float(gather_time(wires, held, cards=cards, stride=one))
+    scatter = float(scatter_time(wires, trained, cards=cards, stride=one)) if trained else 0.0
+    return scatter, float(gather_time(wires, held, cards=cards, stride=one)) if held else 0.0
+
+
+def traced_first(plan: Plan, rank: int) -> float:
+    """Return the part of a rank's gradients that no backward is left to hide; 0 where nothing is trained."""
+    nbytes = held_parameters(_parts(plan, rank))[1] * ELEMENT_BYTES[plan.job.precision]
+    return min(1.0, BUCKET / nbytes) if nbytes else 0.0
 
 
 def traced_step_time(plan: Plan, machine: Machine) -> StepTime | None:
@@ -91,15 +101,47 @@ def traced_step_time(plan: Plan, machine: Machine) -> StepTime | None:
     times, ranks = traced_stage_times(plan, machine), range(plan.layout.pipeline)
     by_rank = [[t for t in times if t.stage.rank == rank] for rank in ranks]
     busy = [sum(t.total for t in mine) for mine in by_rank]
+    waits = [
+        _data_waits(plan, machine, rank, backward=sum(t.backward for t in mine)) for rank, mine in enumerate(by_rank)
+    ]
     busiest = busy.index(max(busy))
+    # Weights that are gathered for every pass make every rank's passes longer, so that others wait for those, too.
+    longer = [wait / plan.micro_batches * (plan.layout.sharding == "fsdp") for wait in waits]
+    passing = [own + more for own, more in zip(busy, longer, strict=True)]
+    left, travel = _pipeline_waits(plan, machine, whole=sum(passing), slow=passing[busiest])
     return StepTime(
-        compute=plan.micro_batches * busy[busiest],
+        compute=plan.micro_batches * busy[busiest] + min(left, 0.0),
         tensor=0.0,
-        pipeline=_pipeline_waits(plan, machine, whole=sum(busy), slow=max(busy)),
-        data=_data_waits(plan, machine, busiest, backward=sum(t.backward for t in by_rank[busiest])),
+        pipeline=max(left, 0.0) + travel,
+        data=waits[busiest],
         optimizer=max(traced_update(plan, machine, rank) for rank in ranks),
-        overhead=at_work(plan, machine).fitted.step,
+        overhead=traced_overhead(plan, machine),
     )
+
+
+def traced_overhead(plan: Plan, machine: Machine) -> float:
+    """Return the seconds around a step: loader, scalars, and what keeping the axes going costs the busiest host."""
+    card, ways, trace = at_work(plan, machine), strategy_of(plan), plan.trace
+    assert trace is not None
+    ranks = range(plan.layout.pipeline)
+    by_rank = [[t.computing for t in traced_stage_times(plan, machine) if t.stage.rank == rank] for rank in ranks]
+    host = [
+        float(
+            host_time(ways, card, layers=as_numbers(_layers(plan, rank)), busy=as_numbers(ways.micro_batches * sum(t)))
+        )
+        for rank, t in enumerate(by_rank)
+    ]
+    return float(card.fitted.step + meeting_time(ways, card)) + max(host)
+
+
+def _layers(plan: Plan, rank: int) -> float:
+    """Return how many of a decoder's layers cost a host as much as what a rank holds.
+
+    Hooks go with modules that have parameters, and with the units of `fsdp`: a stage is one.
+    """
+    if plan.layout.sharding == "fsdp":
+        return float(plan.layout.interleave)
+    return sum(part.trained > 0 for part in _parts(plan, rank)) / LAYER_MODULES
 
 
 def traced_update(plan: Plan, machine: Machine, rank: int) -> float:
@@ -191,13 +233,17 @@ def _activations(plan: Plan, trace: ModelTrace, rank: int) -> int:
     return int(whole * sum(sizes) + rest * max(sizes))
 
 
-def _pipeline_waits(plan: Plan, machine: Machine, *, whole: float, slow: float) -> float:
+def _pipeline_waits(plan: Plan, machine: Machine, *, whole: float, slow: float) -> tuple[float, float]:
     """Return the bubble and the transfers that nothing hides, as `forecast.pipeline` has them for a shape."""
     ways, software, (_, message) = strategy_of(plan), software_of(plan, machine), traced_messages(plan, machine)
-    none, both = as_numbers(0), {"whole": as_numbers(whole), "slow": as_numbers(slow)}
-    bubble = bubble_time(ways, **both, forward=none, weights=none)
+    none, both, many = as_numbers(0), {"whole": as_numbers(whole), "slow": as_numbers(slow)}, plan.micro_batches
+    left = left_open(
+        ways, bubble_time(ways, **both, forward=none, weights=none), sharing=at_work(plan, machine).sharing,
+        busy=many * both["slow"], even=many * both["whole"] / ways.pipeline,
+    )  # fmt: skip
     hop = as_numbers(message)
-    return float(bubble + travel_time(ways, software, ahead=hop, back=hop, landing=none, **both, weights=none))
+    travel = travel_time(ways, software, ahead=hop, back=hop, landing=none, **both, weights=none)
+    return float(left), float(travel)
 
 
 def _data_waits(plan: Plan, machine: Machine, rank: int, *, backward: float) -> float:
@@ -208,11 +254,11 @@ def _data_waits(plan: Plan, machine: Machine, rank: int, *, backward: float) -> 
     scatter, gather = traced_sums(plan, machine, rank)
     if plan.layout.sharding == "fsdp":
         return 2 * plan.micro_batches * gather + scatter
-    wait = scatter + gather
     if not software_of(plan, machine).overlaps_data:
-        return wait
-    # The last bucket has no backward left to hide behind.
-    nbytes = held_parameters(_parts(plan, rank))[1] * ELEMENT_BYTES[plan.job.precision]
-    first = min(1.0, BUCKET / nbytes) * wait
-    hidden = at_work(plan, machine).fitted.contention * min(wait - first, backward)
-    return first + max(wait - first - backward, 0.0) + hidden
+        return scatter + gather
+    return float(
+        exposed_time(
+            as_numbers(scatter + gather), as_numbers(backward), first=as_numbers(traced_first(plan, rank)),
+            contention=as_numbers(at_work(plan, machine).fitted.contention),
+        )
+    )  # fmt: skip

@@ -15,7 +15,7 @@ def one_stage(**sync: object) -> StepWork:
     """Return one stage that forwards in 1 s and goes back in 2 s."""
     return StepWork(
         stages=(StageWork(layers=1, forward=1.0, backward=2.0),), schedule="1f1b", pipeline=1, micro_batches=1,
-        sync=Sync(**({"scatter": (1.0,), "gather": (0.0,), "first": 0.25} | sync)),  # type: ignore[arg-type]
+        sync=Sync(**({"scatter": (1.0,), "gather": (0.0,), "first": (0.25,)} | sync)),  # type: ignore[arg-type]
     )  # fmt: skip
 
 
@@ -46,7 +46,7 @@ def test_a_sum_of_gradients_waits_while_the_pass_waits_for_an_axis() -> None:
     stage = StageWork(layers=1, forward=1.0, backward=1.0, backward_waits=(("tensor", 1.0),))
     work = StepWork(
         stages=(stage,), schedule="1f1b", pipeline=1, micro_batches=1,
-        sync=Sync(scatter=(1.0,), gather=(0.0,), first=0.25),
+        sync=Sync(scatter=(1.0,), gather=(0.0,), first=(0.25,)),
     )  # fmt: skip
 
     # 0.75 s from 2 s on: half a second is done at 3; 0.25 are left, and then 0.25 more.
@@ -54,7 +54,7 @@ def test_a_sum_of_gradients_waits_while_the_pass_waits_for_an_axis() -> None:
 
 
 def test_sharded_weights_lengthen_every_pass_by_what_is_not_hidden() -> None:
-    work = one_stage(scatter=(0.0,), gather=(3.0,), first=0.0, each=True)
+    work = one_stage(scatter=(0.0,), gather=(3.0,), first=(0.0,), each=True)
 
     # The forward of 1 s waits 2 more for its weights, the backward of 2 s one more.
     assert Engine(work).run() == pytest.approx(3 + 3)

@@ -82,6 +82,7 @@ class Engine:
         seconds, lane.computing = self._seconds(number, action)
         lane.pass_ = self._clock.start(seconds / self._exchanges.pieces(action), lambda: self._end_piece(number))
         self._exchanges.adjust(number)
+        self._share_cores()
 
     def _seconds(self, number: int, action: Action) -> tuple[float, float]:
         """Return the seconds of a pass and which part of them computes."""
@@ -110,6 +111,17 @@ class Engine:
             self._note(number, action, rank.began)
             self._pass_on(number, action)
         self._go(number)
+        self._share_cores()
+
+    def _share_cores(self) -> None:
+        """Let all ranks that are at work share the cores; one that sends copies, and has its part."""
+        if self._work.sharing <= 1:
+            return
+        lanes = self._exchanges.lanes
+        active = sum(lane.pass_ is not None or rank.is_held for lane, rank in zip(lanes, self._ranks, strict=True))
+        for number, lane in enumerate(lanes):
+            lane.core = self._work.core_rate(max(active, 1))
+            self._exchanges.adjust(number)
 
     def _note(self, number: int, action: Action, start: float) -> None:
         """Record a pass, and at its end what it waited for."""
@@ -179,6 +191,7 @@ class Engine:
             self._ranks[key[1]].is_held = False
             self._arrive(key[2], action)
             self._go(key[1])
+            self._share_cores()
 
         self._sending[key] = self._clock.start(seconds, sent)
         self._share_wires()

@@ -19,6 +19,7 @@ class Lane:
     Attributes:
         pass_: under way; None while the rank waits.
         computing: part of that pass that computes rather than waits for an axis.
+        core: how many times as fast it goes as while all ranks are at work, where they share cores.
         exchange: under way.
         share: part of its rate that the fabric leaves the exchange.
         queue: exchanges that wait for their turn: seconds, what comes after.
@@ -26,6 +27,7 @@ class Lane:
 
     pass_: Job | None = None
     computing: float = 1.0
+    core: float = 1.0
     exchange: Job | None = None
     share: float = 1.0
     queue: deque[tuple[float, Callable[[], None]]] = field(default_factory=deque)
@@ -59,7 +61,7 @@ class Exchanges:
             number = stage % self._work.pipeline
             whole = self._beside.gather[number] * self._work.share(stage)
             for place in range(self._beside.buckets if whole else 0):
-                seconds = self._beside.piece(whole, place)
+                seconds = self._beside.piece(number, whole, place)
                 self._enqueue(number, seconds, lambda stage=stage: self._got(stage))  # type: ignore[misc]
 
     def pieces(self, action: Action) -> int:
@@ -94,7 +96,7 @@ class Exchanges:
         for other in sorted(ready) if number == 0 else [number] if 0 in ready else []:
             whole = self._beside.scatter[other] * self._work.share(local * self._work.pipeline + other)
             # The backward ends where the forward began.
-            self._enqueue(other, self._beside.piece(whole, self._beside.buckets - 1 - piece), lambda: None)
+            self._enqueue(other, self._beside.piece(other, whole, self._beside.buckets - 1 - piece), lambda: None)
 
     def adjust(self, number: int) -> None:
         """Set the rates of a rank's pass and exchange: side by side, each slows the other by the contention h.
@@ -106,9 +108,9 @@ class Exchanges:
         if lane.pass_ and lane.exchange and self._beside:
             slowed = 1 / (1 + self._beside.contention * lane.computing)
             beside = max(lane.computing * slowed, 1e-9)
-            self._clock.set_rate(lane.pass_, slowed)
+            self._clock.set_rate(lane.pass_, slowed * lane.core)
         elif lane.pass_:
-            self._clock.set_rate(lane.pass_, 1.0)
+            self._clock.set_rate(lane.pass_, lane.core)
         if lane.exchange:
             self._clock.set_rate(lane.exchange, beside * lane.share)
 

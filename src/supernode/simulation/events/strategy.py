@@ -8,26 +8,17 @@ from collections.abc import Sequence
 import numpy as np
 
 from supernode.errors import SpecError
+from supernode.forecast.axes import BUCKET, data_contention, data_times, first_share
 from supernode.forecast.efficiency import CardModel
 from supernode.forecast.network import send_time
 from supernode.forecast.pipeline import forward_shares, messages
-from supernode.forecast.times import (
-    accumulation_time,
-    data_contention,
-    data_times,
-    first_share,
-    stage_parts,
-    step_parts,
-    update_time,
-)
+from supernode.forecast.times import accumulation_time, stage_parts, step_parts, update_time
 from supernode.simulation.events.span import Kind
 from supernode.simulation.events.work import StageWork, StepWork, Sync
 from supernode.workload.shape import ModelShape
 from supernode.workload.strategy import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE, Software, Strategies
 
 SCHEDULES = {GPIPE: "gpipe", ONE_F_ONE_B: "1f1b", INTERLEAVED: "interleaved", ZERO_BUBBLE: "zero_bubble"}
-# Gradients go in pieces of 25 MiB (`bucket_cap_mb` of torch.nn.parallel.DistributedDataParallel), a layer at most.
-BUCKET = 25 * 2**20
 # A pass in more pieces than this shows nothing more.
 MOST_BUCKETS = 32
 
@@ -67,6 +58,7 @@ def strategy_work(
         transfer_back=alone[1],
         landing=landing,
         blocks=not software.overlaps_pipeline,
+        sharing=card.sharing,
         sync=_sync(model, ways, card, software, stages, pipeline),
         optimizer=0.0 if software.adapters else float(update_time(model, ways, card, software)),
         fixed=float(parts.step + parts.host),
@@ -131,12 +123,13 @@ def _sync(
     if software.adapters or not scatter + gather:
         return None
     nbytes = float(np.asarray(model.parameters)) / pipeline / float(ways.tensor) * software.gradient_bytes
+    # A bucket at most, a layer at most.
     pieces = max(max(one.layers for one in stages), math.ceil(nbytes / (len(stages) / pipeline) / BUCKET))
     return Sync(
         # Whole copies: the sum goes back to all, as long a way again.
         scatter=(scatter * (2 if stage == 0 else 1),) * pipeline,
         gather=(gather if stage > 0 else 0.0,) * pipeline,
-        first=float(first_share(model, ways)),
+        first=(float(first_share(model, ways)),) * pipeline,
         each=stage == 3,
         once=software.scatters_once,
         overlaps=software.overlaps_data,

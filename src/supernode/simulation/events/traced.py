@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from supernode.hardware.machine import Machine
-from supernode.planning.cost import BUCKET, at_work, software_of
-from supernode.planning.traced import traced_messages, traced_stage_times, traced_sums, traced_update
-from supernode.planning.work import ELEMENT_BYTES
+from supernode.planning.cost import at_work, software_of
+from supernode.planning.traced import (
+    traced_first,
+    traced_messages,
+    traced_overhead,
+    traced_stage_times,
+    traced_sums,
+    traced_update,
+)
 from supernode.schema.plan import Plan
 from supernode.simulation.events.work import StageWork, StepWork, Sync
 
@@ -27,9 +33,10 @@ def traced_work(plan: Plan, machine: Machine) -> StepWork:
         transfer=seconds,
         transfer_back=seconds,
         blocks=not software.overlaps_pipeline,
+        sharing=at_work(plan, machine).sharing,
         sync=_sync(plan, machine),
         optimizer=max(traced_update(plan, machine, rank) for rank in ranks),
-        fixed=at_work(plan, machine).fitted.step,
+        fixed=traced_overhead(plan, machine),
     )
 
 
@@ -40,12 +47,10 @@ def _sync(plan: Plan, machine: Machine) -> Sync | None:
     scatter, gather = zip(*(traced_sums(plan, machine, rank) for rank in range(layout.pipeline)), strict=True)
     if layout.sharding == "fsdp":  # a stage is one unit: nothing runs beside its gathering
         return Sync(scatter=scatter, gather=gather, each=True, once=software.scatters_once, overlaps=False)
-    assert plan.trace is not None
-    share = BUCKET * layout.pipeline / max(1, plan.trace.parameters * ELEMENT_BYTES[plan.job.precision])
     return Sync(
         scatter=tuple(2 * seconds for seconds in scatter),
         gather=(0.0,) * layout.pipeline,
-        first=min(1.0, share),
+        first=tuple(traced_first(plan, rank) for rank in range(layout.pipeline)),
         overlaps=software.overlaps_data,
         contention=at_work(plan, machine).fitted.contention,
     )

@@ -61,7 +61,8 @@ class Sync:
     Attributes:
         scatter: seconds in which gradients are summed, when nothing else is on the wires.
         gather: likewise of collecting weights; 0 where they are whole.
-        first: part of either beside which nothing runs: weights that the first layer needs, gradients that come last.
+        first: part of either beside which nothing runs: weights that the first layer needs, gradients that come last;
+            empty for none, else one entry for each rank.
         each: weights are gathered for every pass and gradients scattered after it (ZeRO 3), not once a step.
         once: gradients are scattered after the last micro-batch's alone, all the same.
         overlaps: both go on beside computing.
@@ -72,7 +73,7 @@ class Sync:
 
     scatter: tuple[float, ...]
     gather: tuple[float, ...]
-    first: float = 0.0
+    first: tuple[float, ...] = ()
     each: bool = False
     once: bool = False
     overlaps: bool = True
@@ -80,9 +81,14 @@ class Sync:
     contention: float = 0.0
     buckets: int = 2
 
-    def piece(self, seconds: float, place: int) -> float:
-        """Return the seconds of one piece of an exchange, the one beside which nothing runs being number 0."""
-        return seconds * (self.first if place == 0 else (1 - self.first) / (self.buckets - 1))
+    def piece(self, number: int, seconds: float, place: int) -> float:
+        """Return the seconds of one piece of a rank's exchange, the one beside which nothing runs being piece 0."""
+        first = self.first_of(number)
+        return seconds * (first if place == 0 else (1 - first) / (self.buckets - 1))
+
+    def first_of(self, number: int) -> float:
+        """Return the part of a rank's exchanges beside which nothing runs."""
+        return self.first[number] if self.first else 0.0
 
     def around(self, number: int, kind: str, *, share: float, computing: float, last: bool, split: bool) -> float:
         """Return what a pass waits for weights before it and gradients after it, where each pass does.
@@ -99,11 +105,11 @@ class Sync:
         scatter = share * self.scatter[number] * sums
         if not self.overlaps:
             return gather + scatter
-        beside = gather + scatter * self.overlaps_sums
-        rest = (1 - self.first) * beside
-        waits = self.first * beside + max(rest - computing, 0.0) + self.contention * min(rest, computing)
+        first, beside = self.first_of(number), gather + scatter * self.overlaps_sums
+        rest = (1 - first) * beside
+        waits = first * beside + max(rest - computing, 0.0) + self.contention * min(rest, computing)
         # Of the backward's weights, the first to come are the layer's that has just been used.
-        return max(waits - self.first * gather * (kind == "backward"), 0.0) + scatter * (not self.overlaps_sums)
+        return max(waits - first * gather * (kind == "backward"), 0.0) + scatter * (not self.overlaps_sums)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +125,8 @@ class StepWork:
         transfer_back: likewise of the gradient.
         landing: seconds until what has come is ready to be used.
         blocks: a rank cannot compute while it sends.
+        sharing: ranks to a core, 1 or more; all seconds are those that a rank takes while all are at work, and one
+            that waits leaves its part to the others.
         sync: None where nothing is exchanged over the data axis.
         optimizer: seconds of the update.
         fixed: seconds around each step.
@@ -134,6 +142,7 @@ class StepWork:
     transfer_back: float = 0.0
     landing: float = 0.0
     blocks: bool = False
+    sharing: float = 1.0
     sync: Sync | None = None
     optimizer: float = 0.0
     fixed: float = 0.0
@@ -145,11 +154,20 @@ class StepWork:
             )
         if self.micro_batches < 1:
             raise SpecError(f"{self.micro_batches} micro-batches", hint="give 1 or more.")
+        if self.sharing < 1:
+            raise SpecError(f"{self.sharing} ranks to a core", hint="give 1 where each has one of its own.")
 
     @property
     def interleave(self) -> int:
         """Stages of a rank."""
         return len(self.stages) // self.pipeline
+
+    def core_rate(self, active: int) -> float:
+        """Return how many times as fast ranks go as while all are at work, when so many pipeline ranks are.
+
+        All of a pipeline rank's cards go on together; none gets more than a whole core.
+        """
+        return min(self.sharing, self.pipeline / active)
 
     @property
     def is_split(self) -> bool:

@@ -7,14 +7,17 @@ import pytest
 from supernode.advice.compare import Comparison, compare, headroom, named, verdict
 from supernode.advice.pace import pace_from
 from supernode.advice.project import forecast
-from supernode.advice.question import question_about, search
-from supernode.advice.terms import Terms
+from supernode.advice.question import question_about, question_of, search
+from supernode.advice.tell import comparison_table
+from supernode.advice.terms import UNKNOWN_BAND, Terms
 from supernode.errors import SpecError
-from supernode.hardware.assemble import predefined
+from supernode.hardware.assemble import build_machine, predefined
+from supernode.schema.job import JobSpec
 from supernode.search.best import USABLE
 
 QUESTION = question_about("llama3-8b", batch=64, sequence=2048)
 TERMS = Terms(tokens=1e11)
+NARROW = JobSpec(model="tiny", batch=64, precision="bfloat16")
 
 
 def compared(names: str, **wanted: str) -> Comparison:
@@ -72,6 +75,43 @@ def test_a_machine_too_small_leaves_the_others_alone() -> None:
     nowhere = compare(question_about("llama3-405b", batch=64, sequence=2048), named("1xH100"), TERMS)
     assert nowhere.winner is None
     assert verdict(nowhere) == "no machine can do it"
+    refusal = nowhere.refusal()
+    assert refusal.message.startswith("no machine can do it: 1xH100: none of ")
+    assert "on 1 card fits into 72 GB" in refusal.message
+    assert refusal.hint == "take more cards, cards with more memory, or a smaller batch."
+
+
+def test_cost_is_compared_at_the_price_that_is_given() -> None:
+    terms = Terms(tokens=1e11, price=2.5 / 3600)
+    value = compare(QUESTION, named("8xH100,64xH100"), terms, objective="cost")
+
+    for entry in value.entries:
+        assert entry.plans is not None
+        assert entry.project is not None
+        best = entry.plans.best
+        assert best.cost == pytest.approx(2.5 / 3600 * best.axes["cards"] * best.time)
+        fastest = search(QUESTION, entry.machine, top=1).best  # of so many cards, the fastest is the cheapest
+        assert best.time == pytest.approx(fastest.time)
+    owned = compare(QUESTION, named("8xH100"), TERMS, objective="cost").entries[0]
+    assert owned.plans is not None
+    alone = search(QUESTION, owned.machine, top=1, objective="cost").best
+    assert owned.plans.best.cost == alone.cost
+
+
+def test_cost_cannot_be_compared_without_a_price() -> None:
+    unpriced = (predefined("8xH100"), build_machine(8, "3D_Torus", card="TPU-v4"))
+    with pytest.raises(SpecError, match="TPU-v4 has no price"):
+        compare(QUESTION, unpriced, TERMS, objective="cost")
+
+
+def test_each_machine_s_doubts_are_told_beside_it() -> None:
+    value = compare(question_of(NARROW), named("8xH100,8xA100-80"), TERMS)
+    columns, rows = comparison_table(value)
+
+    notes = dict(zip(columns, next(row for row in rows if row[0] == "notes"), strict=True))
+    for name in ("8xH100", "8xA100-80"):
+        assert "the width 128" in notes[name]
+    assert all(entry.project is not None and entry.project.band == UNKNOWN_BAND for entry in value.entries)
 
 
 def test_no_machines_make_no_comparison() -> None:

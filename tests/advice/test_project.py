@@ -11,6 +11,7 @@ from supernode.advice.pace import Pace, pace_of
 from supernode.advice.project import Project, forecast
 from supernode.advice.question import question_about, question_of
 from supernode.advice.terms import GRID, Terms
+from supernode.control.supernode import SuperNode
 from supernode.errors import CapacityError, SpecError
 from supernode.hardware.assemble import build_machine, predefined
 from supernode.hardware.machine import Machine
@@ -90,7 +91,13 @@ def test_a_card_hour_of_an_owned_machine_costs_its_share_of_every_part() -> None
 def test_hardware_without_a_price_costs_nothing_known() -> None:
     machine = build_machine(64, "3D_Torus", card="TPU-v4")
 
-    assert reckoned(machine=machine).cost is None
+    project = reckoned(machine=machine)
+    assert project.cost is None
+    assert not any("written off" in said or "USD/kWh" in said for said in project.assumptions)
+    assert any("TPU-v4 has no price" in said and "--price" in said for said in project.assumptions)
+    rented = reckoned(machine=machine, price=1 / HOUR)
+    assert rented.cost is not None
+    assert rented.cost.middle == pytest.approx(rented.card_hours.middle)
 
 
 def test_causes_share_the_restarts_as_published() -> None:
@@ -137,6 +144,38 @@ def test_a_job_goes_as_fast_as_its_plan_says() -> None:
     assert (pace.seconds, pace.cards, pace.is_found) == (plan.step.total, 64, False)
     full = 64 * bill_of(MACHINE).full * pace.seconds
     assert 0.3 * full < pace.energy < full
+
+
+@pytest.mark.parametrize(
+    ("key", "values", "remedy"),
+    [("price", (0.0, -1.0, math.inf, math.nan), "--price"), ("grid", (-0.1, math.nan), "--grid"),
+     ("overhead", (0.99, 0.0, -1.0, math.inf, math.nan), "1 or more"), ("draws", (0, -3), "1 life"),
+     ("save", (-1.0, math.inf, math.nan), "--save"), ("restart", (-1.0, math.inf), "--restart"),
+     ("mtbf", (-1.0, math.nan), "--mtbf"), ("tokens", (-1.0, math.nan, math.inf), "--tokens")],
+)  # fmt: skip
+def test_terms_out_of_range_are_refused_by_name(key: str, values: tuple[float, ...], remedy: str) -> None:
+    for value in values:
+        with pytest.raises(SpecError, match=key) as refused:
+            Terms(**{key: value})
+        assert remedy in refused.value.hint
+
+
+def test_the_least_terms_are_taken() -> None:
+    assert Terms(overhead=1.0, grid=0.0, save=0.0, restart=0.0, draws=1).overhead == 1
+
+
+def test_the_sdk_reckons_with_the_terms_that_the_terminal_takes() -> None:
+    ours = SuperNode(machine=MACHINE).forecast(
+        QUESTION, steps=1000, mtbf="100h", save="30s", restart="10min", price=2.5, grid=0.1, overhead=1.2
+    )
+    terms = Terms(steps=1000, mtbf=100 * HOUR, save=30.0, restart=600.0, price=2.5 / HOUR, grid=0.1 / 3.6e6,
+                  overhead=1.2)  # fmt: skip
+
+    theirs = forecast(QUESTION, MACHINE, terms)
+    assert (ours.save, ours.restart, ours.overhead) == (30, 600, 1.2)
+    assert ours.carbon == theirs.carbon
+    assert ours.carbon.middle == pytest.approx(ours.energy.middle / 3.6e6 * 0.1)
+    assert ours.assumptions == theirs.assumptions
 
 
 def test_what_is_open_or_impossible_is_said() -> None:

@@ -203,6 +203,76 @@ def test_a_search_draws_its_front(command: Command, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "pictures" / "search.json").read_text())["best"] == found["best"]
 
 
+def test_a_plan_draws_the_job_s_own_degrees(command: Command, tmp_path: Path) -> None:
+    words = ("plan", "job.yaml", "--machine", "8xH100", "--set", "parallelism.data=4", "--out", "pictures", "--json")
+    plan = said(command(*words))
+
+    assert plan["layout"]["data"] == 4
+    assert [Path(file).name for file in plan["files"]] == ["timeline.svg", "trace.json", "waterfall.svg"]
+    boxes = json.loads((tmp_path / "pictures" / "trace.json").read_text())["traceEvents"]
+    step = sum(value for name, value in plan["step"].items() if name != "total")
+    assert max(box["ts"] + box["dur"] for box in boxes if box["ph"] == "X") == pytest.approx(1e6 * step, rel=0.05)
+    searched = said(command(*words[:-3], "--search", "--out", "found", "--json"))
+    assert {Path(file).name for file in searched["files"]} == {"search.html", "front.svg", "search.json"}
+
+
+def test_where_no_machine_can_do_it_the_reasons_are_an_error(command: Command) -> None:
+    words = ("--model", "llama3-405b", "--batch", "8", "--sequence", "8192", "--tokens", "1T")
+    code, out, err = command("compare", *words, "--machines", "1xH100,2xA100-80")
+
+    assert (code, out) == (2, "")
+    for part in ("no machine can do it", "1xH100: none of", "on 1 card fits", "2xA100-80: none of", "on 2 cards fits",
+                 "\nhint: take more cards"):  # fmt: skip
+        assert part in err, err
+
+
+def test_best_steps_are_told_apart_from_what_comes_on_top(command: Command) -> None:
+    value = said(command("forecast", *LLAMA, "--machine", "16xH100", "--steps", "1000", "--overhead", "1.5", "--json"))
+    _, out, _ = command("forecast", *LLAMA, "--machine", "16xH100", "--steps", "1000")
+
+    assert value["best_steps_seconds"] == pytest.approx(1000 * value["step_seconds"])
+    assert value["overhead"] == 1.5
+    assert "ideal_seconds" not in value
+    assert value["seconds"]["p50"] > 1.4 * value["best_steps_seconds"]
+    assert "its best steps alone" in out
+    assert "without failures" not in out
+
+
+def test_an_assumed_shape_is_noted_wherever_it_is_asked_about(command: Command) -> None:
+    asked = ("--model", "nemotron-3.5-lightning", "--batch", "64", "--sequence", "4096", "--json")
+    plan = said(command("plan", *asked, "--machine", "64xH100", "--top", "1"))
+    compared = said(command("compare", *asked, "--machines", "64xH100", "--tokens", "1B"))
+    forecast = said(command("forecast", *asked, "--machine", "64xH100", "--tokens", "1B"))
+
+    for notes in (plan["notes"], compared["notes"], forecast["assumptions"]):
+        assert any("nemotron-3.5-lightning is partly assumed: all of it" in note for note in notes)
+
+
+def test_hardware_without_a_price_says_nothing_of_dollars(command: Command) -> None:
+    words = (*LLAMA, "--card", "TPU-v4", "--cards", "16", "--interconnect", "3D_Torus")
+    code, out, _ = command("plan", *words)
+    plain = said(command("plan", *words, "--json"))
+    priced = said(command("plan", *words, "--objective", "cost", "--price", "2", "--json"))
+
+    assert code == 0
+    assert "USD" not in out
+    assert "that none beats in time, memory and energy at once" in out
+    assert plain["best"][0]["usd"] is None
+    assert priced["best"][0]["usd"] == pytest.approx(16 * priced["best"][0]["seconds"] * 2 / 3600)
+
+
+def test_a_simulation_names_what_a_forecast_takes_otherwise(command: Command) -> None:
+    value = said(
+        command("simulate", "job.yaml", "--machine", "8xH100", "--set", "parallelism.data=8", "--set", "steps=10",
+                "--json")
+    )  # fmt: skip
+
+    fails, saves, steps = value["assumptions"]
+    assert ("no card fails" in fails, "50,677 h" in fails) == (True, True)
+    assert ("every 50 steps" in saves, "10 min" in saves) == (True, True)
+    assert "1.32 times" in steps
+
+
 def test_the_same_in_python(tmp_path: Path) -> None:
     node = SuperNode.named("8xH100")
     plans = node.search({"model": "llama2-7b", "batch": 64, "precision": "bfloat16"}, runnable=True, top=1)
@@ -243,6 +313,11 @@ REFUSED: list[tuple[str, tuple[str, ...]]] = [
     ("forecast job.yaml --tokens 1B --steps 5", ("`--tokens` or `--steps`",)),
     ("forecast job.yaml --mtbf 0 --machine 8xH100", ("`--mtbf` is 0",)),
     ("forecast job.yaml --price 0", ("`--price` is 0",)),
+    ("forecast job.yaml --overhead 0.9", ("`overhead` is 0.9", "1 or more")),
+    ("forecast job.yaml --grid -1", ("`grid` is", "0 or more")),
+    ("plan job.yaml --card TPU-v4 --cards 8 --objective cost", ("TPU-v4 has no price", "`--price`")),
+    ("plan --model llama3-8b --batch 8 --sequence 128 --precision float8 --machine 8xH100 --runnable",
+     ("does not compute in float8", "--precision")),
     ("forecast job.yaml --mtbf 1s --machine 8xH100", ("leave no time", "more reliable cards")),
     ("forecast --model mixtral-8x7b --batch 64 --sequence 128 --machine 64xH100", ("how much to train", "`--tokens`")),
     ("forecast none.yaml --tokens 1T", ("none.yaml", "does not exist")),

@@ -60,8 +60,8 @@ class Simulation:
         return (
             f"{fails} (`--mtbf`; a forecast takes {1 / LLAMA_RATE / 3600:,.0f} h, as in Llama 3's training, if nothing "
             "is said).",
-            f"checkpoints come every {self.plan.job.checkpoint.every:,} steps, as the job has them; a failure stops "
-            f"training for {show_seconds(self.restart_seconds)} and loading.",
+            f"checkpoints come every {self.plan.job.checkpoint.every:,} steps, as the job has them; the start takes "
+            f"{show_seconds(self.restart_seconds)}, which a forecast leaves out, and a failure as long and loading.",
             "steps take what one does event by event, with nothing on top (a forecast's overhead is 1); losses are not "
             "simulated."
             if self.is_local else

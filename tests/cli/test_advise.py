@@ -248,6 +248,18 @@ def test_an_assumed_shape_is_noted_wherever_it_is_asked_about(command: Command) 
         assert any("nemotron-3.5-lightning is partly assumed: all of it" in note for note in notes)
 
 
+def test_a_search_says_where_its_best_plan_lies(command: Command) -> None:
+    words = ("plan", *LLAMA, "--machine", "64xH100")
+    code, out, _ = command(*words, "--top", "1")
+    found = said(command(*words, "--top", "1", "--json"))
+
+    lies, axes = found["placement"], found["best"][0]["axes"]
+    assert code == 0
+    assert "where plan 1 lies" in out
+    assert set(lies["order"]) == {name for name in ("tensor", "context", "data", "pipeline") if axes[name] > 1}
+    assert all(len(group) == axes["tensor"] for group in lies["tensor_groups"])
+
+
 def test_hardware_without_a_price_says_nothing_of_dollars(command: Command) -> None:
     words = (*LLAMA, "--card", "TPU-v4", "--cards", "16", "--interconnect", "3D_Torus")
     code, out, _ = command("plan", *words)

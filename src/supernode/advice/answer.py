@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from supernode.advice.question import Question
+from supernode.placing.where import Where, where
+from supernode.planning.planner import ranges
 from supernode.search.best import Plans, figures, words
 from supernode.search.search import Choice
 from supernode.search.why import Why, against
@@ -13,6 +15,7 @@ from supernode.units import count_of, show, show_bytes, show_seconds
 from supernode.workload.strategy import PRECISIONS
 
 FRONT_ROWS = 12
+GROUPS = 4
 # Below this part of a step, a difference is not worth words.
 WORTH_SAYING = 0.002
 
@@ -34,12 +37,32 @@ def rows(question: Question, plans: Plans) -> Iterator[tuple[str, str]]:
         lines += [versus(plans, place), sensitivity(reason, most=3), _runs(plans.obstacles[place])]
         yield f"plan {place + 1}", "\n".join(lines)
     yield "what binds", f"in plan 1 {plans.reasons[0].binds}; {sensitivity(plans.reasons[0], most=99)}"
+    yield "where plan 1 lies", _lies(place_of(plans))
     front = found.front
     step = max(1, -(-len(front) // FRONT_ROWS))
     lines = [f"{figures(choice)}: {words(choice)}" for choice in front[::step]]
     yield "front", "\n".join([f"{len(front)} plans that none beats in {measures(plans)} at once; of them", *lines])
     for note in (*question.notes, *plans.notes):
         yield "note", note
+
+
+def place_of(plans: Plans) -> Where:
+    """Return where the best plan lies best."""
+    space, best = plans.space, plans.best
+    return where(space.model, best.ways(space), plans.card, best.software(space), plans.machine)
+
+
+def _lies(lies: Where) -> str:
+    """Return in words in which order the axes lie, which cards tensor groups are, and what that saves."""
+    if lies.cards.size == 1:
+        return "on one card"
+    lines = [f"{'dims of the torus' if lies.is_torus else 'axes, innermost first'}: {', '.join(lies.order)}"]
+    if lies.tensor > 1:
+        some = " | ".join(ranges(tuple(group)) for group in lies.groups[:GROUPS].tolist())
+        rest = f" | … ({len(lies.groups):,} in all)" if len(lies.groups) > GROUPS else ""
+        lines.append(f"tensor groups of cards {some}{rest}")
+    gain = f"{lies.saved:.1%} of the step saved" if lies.saved > WORTH_SAYING else "nothing saved"
+    return "\n".join([*lines, f"{gain} over ranks in order on cards in order, which the times above take"])
 
 
 def measures(plans: Plans) -> str:
@@ -140,7 +163,14 @@ def as_plain(question: Question, plans: Plans) -> dict[str, Any]:
         "name": question.name, "machine": plans.machine.name, "batch": question.batch, "sequence": question.sequence,
         "precision": question.precision, "objective": plans.objective, "strategies": plans.found.strategies,
         "fitting": plans.found.fitting, "best": best, "front": [point(choice) for choice in plans.found.front],
-        "notes": [*question.notes, *plans.notes],
+        "placement": _placement(place_of(plans)), "notes": [*question.notes, *plans.notes],
+    }  # fmt: skip
+
+
+def _placement(lies: Where) -> dict[str, Any]:
+    """Return where the best plan lies; of the tensor groups the first few."""
+    return {
+        "order": list(lies.order), "tensor_groups": lies.groups[:GROUPS].tolist(), "saved": lies.saved,
     }  # fmt: skip
 
 

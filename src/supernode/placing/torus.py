@@ -250,7 +250,16 @@ class TorusPlaces:
 
     def best(self) -> Placed:
         """Return the placement with the shortest step; of equal ones, the fewest bytes over the busiest link."""
-        return min(self.all(), key=lambda placed: (float(f"{placed.time:.9g}"), placed.slow_bytes, placed.order))
+        return self.at(self.best_shares())
+
+    def best_shares(self) -> tuple[Share, ...]:
+        """Return how that placement shares the dims out."""
+
+        def worth(shares: tuple[Share, ...]) -> tuple[float, float, tuple[str, ...]]:
+            placed = self.at(shares)
+            return float(f"{placed.time:.9g}"), placed.slow_bytes, placed.order
+
+        return min(every_share(self.machine.shape, self.degrees), key=worth)
 
     def at(self, shares: Sequence[Share]) -> Placed:
         """Return what a placement comes to; its order is a word for each dim, such as `tensor 2 < data 4`."""

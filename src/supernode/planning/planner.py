@@ -60,7 +60,7 @@ def explain(plan: Plan) -> list[tuple[str, str]]:
     rows = [
         ("machine", plan.machine),
         ("layout", str(plan.layout)),
-        ("cards", f"{len(plan.cards)} ({_ranges(plan.cards)})"),
+        ("cards", f"{len(plan.cards)} ({ranges(plan.cards)})"),
         ("batch", f"{plan.job.batch} samples = {plan.layout.data} × {plan.micro_batches} × {plan.micro_batch}"
                   " (data × micro-batches × samples)"),
     ]  # fmt: skip
@@ -92,7 +92,7 @@ def _check_cards(machine: Machine, cards: tuple[int, ...] | None) -> tuple[int, 
     strange = [card for card in cards if not 0 <= card < machine.card_count]
     if strange or len(set(cards)) < len(cards) or not cards:
         raise SpecError(
-            f"cards {_ranges(cards) or '(none)'} of a machine of {machine.card_count}",
+            f"cards {ranges(cards) or '(none)'} of a machine of {machine.card_count}",
             hint=f"name each card once, from 0 to {machine.card_count - 1}.",
         )
     return cards
@@ -220,7 +220,7 @@ def _stages(stages: tuple[Stage, ...]) -> str:
     return " | ".join(cut)
 
 
-def _ranges(cards: tuple[int, ...]) -> str:
+def ranges(cards: tuple[int, ...]) -> str:
     """Return card numbers in a line, runs drawn together: `0–3, 6`."""
     runs: list[list[int]] = []
     for card in cards:

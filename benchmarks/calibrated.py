@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,12 @@ import numpy as np
 
 import harness
 from supernode.backends.fork_client import ForkServer
-from supernode.control.calibrate import QUIET, calmest, evaluate, measure, programme, write
+from supernode.calibrating.evaluate import evaluate
+from supernode.calibrating.programme import programme
+from supernode.control.calibrate import QUIET, measure, write
 from supernode.control.journal import read
 from supernode.control.supernode import SuperNode
+from supernode.hardware.calibration import Sample
 from supernode.schema.event import StepDone
 from supernode.schema.plan import StepTime
 
@@ -82,7 +85,7 @@ def job(name: str, tokens: Path, steps: int) -> dict[str, Any]:
 def machine_for(wanted: dict[str, Any]) -> SuperNode:
     """Return this computer with as many cards as a job's degrees make."""
     degrees = {"tensor": 1, "pipeline": 1, "data": 1} | wanted["parallelism"]
-    return SuperNode.discover(cards=degrees["tensor"] * degrees["pipeline"] * degrees["data"], cpu_only=True)
+    return SuperNode.discover(cards=degrees["tensor"] * degrees["pipeline"] * degrees["data"])
 
 
 def forecast(name: str, tokens: Path) -> StepTime:
@@ -132,6 +135,16 @@ def _below(pid: int) -> Iterator[int]:
     for tasks in Path(f"/proc/{pid}/task").iterdir():
         for child in (tasks / "children").read_text().split():
             yield from _below(int(child))
+
+
+def calmest(rounds: Sequence[Sequence[Sample]]) -> list[Sample]:
+    """Return one sample of each kind out of several rounds: the median of the calm ones, else the calmest."""
+    found = []
+    for tries in zip(*rounds, strict=True):
+        calm = [sample for sample in tries if sample.others <= QUIET]
+        best = min(tries, key=lambda sample: sample.others)
+        found.append(replace(best, seconds=statistics.median(s.seconds for s in calm)) if calm else best)
+    return found
 
 
 def settled(windows: list[Window]) -> float:

@@ -114,7 +114,7 @@ def train_by_product(job: dict[str, Any], folder: Path) -> Curve:
     """Train a layout on forked ranks and read what came of it from the run's folder."""
     degrees = job["parallelism"]
     ranks = degrees.get("tensor", 1) * degrees.get("pipeline", 1) * degrees["data"]
-    start(SuperNode.discover(cards=ranks, cpu_only=True).pool, job_from(job), folder=folder)
+    start(SuperNode.discover(cards=ranks).pool, job_from(job), folder=folder)
     events = [event for _, event in read(folder / "journal.db")]
     steps = [event for event in events if isinstance(event, StepDone)]
     names = {f"model.{name}": torch.empty_like(parameter) for name, parameter in Decoder(SHAPE).named_parameters()}

@@ -52,7 +52,7 @@ def main() -> None:
         spent = sum(map(cpu_seconds, pids)) + time.process_time()
         marks.write(f"{time.perf_counter()!r} {spent / cards!r} {event.seconds!r}\n")
 
-    start(SuperNode.discover(cards=cards, cpu_only=True).pool, job, folder=answer / "run", watch=watch, server=server)
+    start(SuperNode.discover(cards=cards).pool, job, folder=answer / "run", watch=watch, server=server)
 
 
 if __name__ == "__main__":

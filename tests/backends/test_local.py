@@ -45,7 +45,7 @@ class SilentServer:
 
 
 def backend_plan() -> Plan:
-    return SuperNode.discover(cards=2, cpu_only=True).plan({"parallelism": {"data": 2}})
+    return SuperNode.discover(cards=2).plan({"parallelism": {"data": 2}})
 
 
 @pytest.fixture

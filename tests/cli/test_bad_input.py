@@ -230,7 +230,7 @@ def stopped_run(command: Command, tmp_path: Path) -> Path:
     del command
     job = as_job(tmp_path / "job.yaml")
     run = runs.create(tmp_path / "runs" / "small", job)
-    plan = SuperNode.discover(cards=1, cpu_only=True).plan(job)
+    plan = SuperNode.discover(cards=1).plan(job)
     journal = Journal(run.path / runs.JOURNAL)
     journal.append(Started(plan=plan), 1.0)
     for step in (1, 2):

@@ -26,7 +26,7 @@ def test_who_watches_goes_quiet_once_nobody_listens(monkeypatch: pytest.MonkeyPa
     if loss == "closed":
         file.close()
     monkeypatch.setattr(show, "TALK", type(show.TALK)(file=file))
-    event = Started(plan=SuperNode.discover(cards=1, cpu_only=True).plan({"parallelism": {"data": 1}}))
+    event = Started(plan=SuperNode.discover(cards=1).plan({"parallelism": {"data": 1}}))
 
     with Watching(quiet=False) as watching:
         watching.place(Path("run"))
@@ -43,7 +43,7 @@ def test_after_a_loss_it_is_said_and_kept_from_where_the_run_goes_on(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(show, "TALK", Console(stderr=True))
-    plan = SuperNode.discover(cards=1, cpu_only=True).plan({"parallelism": {"data": 1}})
+    plan = SuperNode.discover(cards=1).plan({"parallelism": {"data": 1}})
     state = advance(None, Started(plan=plan, checkpoints=((8, "step-00000008"),)), 0.0)
     state = advance(state, RankLost(rank=0, incarnation=1, reason="killed by signal 9"), 1.0)
     ready = RankReady(rank=0, incarnation=2, seconds=1.0)

@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from supernode.backends.fork_client import ForkServer
 from supernode.backends.measuring import Bench
-from supernode.control.calibrate import (
-    AXIS_COUNTS,
-    AXIS_STEPS,
-    SIZES,
-    Order,
-    calmest,
-    evaluate,
-    plan_of,
-    programme,
-    write,
-)
+from supernode.calibrating.evaluate import evaluate
+from supernode.calibrating.fit import plain_card
+from supernode.calibrating.programme import AXIS_COUNTS, AXIS_STEPS, SIZES, Order, plan_of, programme
+from supernode.control.calibrate import write
 from supernode.errors import MachineError, SpecError
-from supernode.forecast.fit import plain_card
 from supernode.forecast.times import step_parts
 from supernode.hardware.calibration import Sample, read_calibration
 from supernode.hardware.discover import discover, usable_cores
@@ -30,6 +21,7 @@ from supernode.planning.cost import software_of
 from supernode.planning.memory import strategy_of
 from supernode.planning.planner import make_plan
 from supernode.schema.codec import to_json
+from supernode.schema.job import JobSpec, Parallelism
 from supernode.workload.shape import decoder_shape
 
 TRUE = {"products": 1e-11, "scores": 2e-11, "memory": 1e-10, "operands": 2e-10, "operation": 8e-6, "step": 1e-3}
@@ -49,7 +41,7 @@ def invented(order: Order) -> list[Sample]:
         plan = plan_of(what)
         shape = plan.job.shape
         assert shape is not None
-        software = software_of(plan, discover(1, cpu_only=True, measure=False))
+        software = software_of(plan, discover(1, measure=False))
         seconds = float(step_parts(decoder_shape(shape), strategy_of(plan), plain_card(**TRUE), software).total)
         share = 2 if what["axis"] == "pipeline" else 1
         if what["axis"]:
@@ -69,12 +61,13 @@ def test_the_programme_measures_alone_and_on_all_cores_at_once() -> None:
     assert alone == {1, usable_cores()}
 
 
-@pytest.mark.parametrize(("cards", "ranks"), [(2, {2}), (8, {2, 4, 8}), (6, {2, 4, 6})])
+@pytest.mark.parametrize(("cards", "ranks"), [(2, {2}), (8, {2, 4, 8}), (6, {2, 4, 6}), (3, {2, 3})])
 def test_exchanges_are_measured_up_to_as_many_ranks_as_asked_for(cards: int, ranks: set[int]) -> None:
     exchanges = [(ranks, what) for kind, ranks, what in programme(cards) if kind == "exchange"]
 
     assert {ranks for ranks, _ in exchanges} == ranks
-    assert all(count % int(what["group"]) == 0 for count, what in exchanges)
+    assert all(count % int(what["group"]) == 0 for count, what in exchanges if what["collective"] != "send")
+    assert {count for count, what in exchanges if what["collective"] == "send"} == ranks
 
 
 @pytest.mark.parametrize("cards", [0, 1, 65])
@@ -99,7 +92,7 @@ def test_samples_give_back_the_computer_that_they_came_from(samples: list[Sample
 
 def test_a_plan_on_the_calibrated_computer_takes_what_its_ranks_took(samples: list[Sample], tmp_path: Path) -> None:
     write(evaluate(samples), tmp_path / "calibration.yaml")
-    machine = discover(2, cpu_only=True, calibration=tmp_path / "calibration.yaml")
+    machine = discover(2, calibration=tmp_path / "calibration.yaml")
 
     for sample in samples:
         if sample.kind == "steps" and sample.what["axis"] and sample.ranks == 2:
@@ -109,23 +102,23 @@ def test_a_plan_on_the_calibrated_computer_takes_what_its_ranks_took(samples: li
             assert any("calibration of" in note for note in plan.notes)
 
 
+def test_pipelines_are_planned_after_a_calibration_with_an_odd_number(tmp_path: Path) -> None:
+    write(evaluate([sample for order in programme(3) for sample in invented(order)]), tmp_path / "calibration.yaml")
+
+    for ranks in (2, 3, 4, 5):
+        machine = discover(ranks, calibration=tmp_path / "calibration.yaml")
+        plan = make_plan(
+            JobSpec(batch=8, gradient_accumulation=8, parallelism=Parallelism(pipeline=2, data=1)), machine
+        )
+
+        assert plan.step is not None
+        assert plan.step.pipeline > 0
+
+
 def test_axes_are_told_apart_by_layers_and_micro_batches() -> None:
     # Four unknowns need four steps or more in which neither count stands still.
     assert len(AXIS_COUNTS) >= 4
     assert min(len({layers for layers, _ in AXIS_COUNTS}), len({many for _, many in AXIS_COUNTS})) > 1
-
-
-def test_calm_tries_count_by_their_median_and_disturbed_ones_only_where_none_was_calm() -> None:
-    one = Sample(kind="copy", ranks=1, what={}, seconds=1.0, others=0.0)
-    rounds = [
-        [replace(one, seconds=seconds, others=others), replace(one, seconds=10 * seconds, others=0.5 + others)]
-        for seconds, others in ((1.0, 0.4), (3.0, 0.0), (2.0, 0.01), (4.0, 0.02))
-    ]
-
-    calm, disturbed = calmest(rounds)
-
-    assert calm.seconds == 3.0
-    assert disturbed.seconds == 30.0  # the one that others took least of
 
 
 def test_a_folder_that_cannot_be_made_is_named(samples: list[Sample], tmp_path: Path) -> None:
@@ -170,6 +163,14 @@ def test_exchanges_are_timed_by_size(server: ForkServer, collective: str) -> Non
         told = bench.order("exchange", collective=collective, group=2, sizes=[4, 4096], repeats=2, device="cpu")
 
     assert [[len(turns) for turns in sizes] for sizes in told] == [[2, 2]] * 4
+
+
+@pytest.mark.slow
+def test_an_odd_rank_computes_while_pairs_send(server: ForkServer) -> None:
+    with Bench(server, 3) as bench:
+        told = bench.order("exchange", collective="send", group=2, sizes=[4, 4096], repeats=2, device="cpu")
+
+    assert [[len(turns) for turns in sizes] for sizes in told] == [[2, 2], [2, 2], [0, 0]]
 
 
 @pytest.mark.slow

@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from supernode.errors import SpecError
-from supernode.hardware.discover import cpu_quota, discover, gpu_card, known_gpu, memory_limit, usable_cores
+from supernode.hardware.discover import cpu_quota, discover, memory_limit, usable_cores
+from supernode.hardware.gpus import gpu_card, known_gpu
 
 
 def test_eight_cards_share_the_cores() -> None:

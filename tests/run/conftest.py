@@ -170,6 +170,6 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
     # 46 samples to train on: five batches of eight and a short one of six.
     (folder / "text.txt").write_text(" ".join(draw.choice(words) for _ in range(400))[: 46 * 16 + 20])
     server = KeptServer()
-    machine = discover(cards=8, cpu_only=True, measure=False)
+    machine = discover(cards=8, measure=False)
     yield Workshop(folder, server, SuperNode(machine=machine))
     server.end()

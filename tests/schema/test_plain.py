@@ -30,7 +30,7 @@ def test_a_plan_comes_back_as_it_was(model: str | DecoderShape) -> None:
         parallelism=Parallelism(tensor=2, pipeline=2),
         gradient_accumulation=2,
     )
-    plan = make_plan(job, discover(cards=4, cpu_only=True, measure=False))
+    plan = make_plan(job, discover(cards=4, measure=False))
 
     assert plain.read(Plan, to_json(plan)) == plan
     assert plain.read(Plan, to_json(replace(plan, memory=None, step=None))).memory is None

@@ -35,7 +35,7 @@ def calibrated(cards: int, *, cores: int) -> Machine:
         version=VERSION, date="2026-01-31", host=this_host(cores), device="cpu", compute=(one,), curves=tuple(curves),
         axes=tuple(costs),
     )  # fmt: skip
-    return replace(discover(cards, cpu_only=True, measure=False), calibration=found, cores=cores)
+    return replace(discover(cards, measure=False), calibration=found, cores=cores)
 
 
 @pytest.fixture

@@ -20,11 +20,12 @@ Ranks = Annotated[
     Optional[int],  # noqa: UP045
     typer.Option("--cards", help="Most ranks whose exchanges are measured; by default 8.", show_default=False),
 ]
+Device = Annotated[str, typer.Option("--device", help="`cpu`, which ranks train on, or `cuda` for the GPUs.")]
 DISTURBED = 0.05
 """Part of all cores that others may take before a measurement is called disturbed."""
 
 
-def calibrate(out: Out = None, cards: Ranks = None, as_json: Json = False) -> None:
+def calibrate(out: Out = None, cards: Ranks = None, device: Device = "cpu", as_json: Json = False) -> None:
     """Measure what this computer gives ranks: products, memory, steps, collectives. Plans for it then rest on that."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -35,7 +36,7 @@ def calibrate(out: Out = None, cards: Ranks = None, as_json: Json = False) -> No
     from supernode.hardware.calibration import default_path
     from supernode.schema.codec import to_plain
 
-    path = out if out is not None else default_path()
+    path = out if out is not None else default_path(device)
     if path.is_dir():
         raise SpecError(f"cannot write `--out {path}`, which is a folder", hint="name a file in it.")
     console = Console(stderr=True)
@@ -43,7 +44,9 @@ def calibrate(out: Out = None, cards: Ranks = None, as_json: Json = False) -> No
     with Progress(*columns, console=console, disable=as_json or not console.is_terminal) as progress:
         task = progress.add_task("starting", total=1.0)
         found = control.calibrate(
-            cards=cards, progress=lambda what, done: progress.update(task, description=what, completed=done)
+            cards=cards,
+            device=device,
+            progress=lambda what, done: progress.update(task, description=what, completed=done),
         )
     control.write(found, path)
     if as_json:

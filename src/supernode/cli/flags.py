@@ -61,11 +61,11 @@ def local(cards: int | None, job: Any) -> Any:
     want = job.parallelism
     least = want.tensor * want.pipeline
     if cards is None:
-        import os
+        from supernode.hardware.discover import usable_cores
 
-        cores = len(os.sched_getaffinity(0))
+        cores = usable_cores()
         cards = least * want.data if want.data else max(least, cores - cores % least)
-    return SuperNode.discover(cards=cards, cpu_only=True)
+    return SuperNode.discover(cards=cards)
 
 
 def node(cards: int | None, card: str, interconnect: str, cooling: str, machine: str, job: Any) -> Any:

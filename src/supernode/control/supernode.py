@@ -60,16 +60,16 @@ class SuperNode:
         self._pool: Pool | None = None
 
     @classmethod
-    def discover(cls, cards: int | None = None, *, cpu_only: bool = False) -> SuperNode:
-        """Describe this computer: its GPUs, else its CPU cores as cards.
+    def discover(cls, cards: int | None = None, *, device: str = "cpu") -> SuperNode:
+        """Describe this computer: its CPU cores as cards, or by choice its GPUs.
 
         Args:
             cards: cards to see; more than there are cores makes each a fraction of one.
-            cpu_only: leave GPUs aside; training runs on CPU cores so far.
+            device: `cpu`, which training runs on so far, or `cuda` for the GPUs, to be planned for.
         """
         from supernode.hardware.discover import discover
 
-        return cls(machine=discover(cards=cards, cpu_only=cpu_only))
+        return cls(machine=discover(cards=cards, device=device))
 
     @classmethod
     def named(cls, name: str) -> SuperNode:

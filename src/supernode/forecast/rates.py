@@ -46,28 +46,38 @@ def card_of(machine: Machine, ranks: int = 0) -> CardModel:
     half = card.flops.get("bfloat16", slowest)
     low = card.flops.get("float8", half)
     expected = replace(EXPECTED, products=card.efficiency, products_low=card.efficiency)
+    wires, more, sharing = _wires(machine), 1.0, 1.0
     if card.kind == "cpu":
-        sharing = max(1.0, machine.card_count / max(1, machine.cores))
+        # A card is a part of a core; ranks that leave others idle have theirs, too.
+        whole = max(1.0, machine.card_count / max(1, machine.cores))
+        sharing = max(1.0, (ranks or machine.card_count) / max(1, machine.cores))
+        more = whole / sharing
         expected = replace(
             expected, scores=card.efficiency, memory=1.0, launch=0.0, tail=OPERATION * sharing, sync=0.0, step=0.0,
             inside=1.0, outside=1.0,
         )  # fmt: skip
+        wires = replace(
+            wires, inside=wires.inside * more, outside=wires.outside * more,
+            inside_latency=wires.inside_latency / more, outside_latency=wires.outside_latency / more,
+        )  # fmt: skip
+    half, low, full = half * more, low * more, card.flops.get("float32", slowest) * more
     return CardModel(
         generation="",
-        peaks=(half, half, low, low, low, card.flops.get("float32", slowest)),
-        exponentials=(max(card.flops.values()) if card.kind == "cpu" else half) / FLOPS_PER_EXPONENTIAL,
-        memory_bandwidth=card.memory_bandwidth,
+        peaks=(half, half, low, low, low, full),
+        exponentials=(max(card.flops.values()) * more if card.kind == "cpu" else half) / FLOPS_PER_EXPONENTIAL,
+        memory_bandwidth=card.memory_bandwidth * more,
         memory=float(card.memory),
-        wires=_wires(machine),
+        wires=wires,
         fitted=expected,
+        sharing=sharing,
     )
 
 
 def _measured(machine: Machine, measured: Calibration, ranks: int) -> CardModel:
     """Return a rank's share of what was measured; more ranks than cores take turns on them."""
-    rates, (curves, grown) = measured.compute_for(ranks), measured.curves_for(ranks)
-    sharing = max(1.0, ranks / max(1, machine.cores)) if measured.device == "cpu" else 1.0
-    known = {(curve.kind, curve.cards): (np.array(curve.nbytes), np.array(curve.seconds) * grown) for curve in curves}
+    rates, curves = measured.compute_for(ranks), measured.curves_for(ranks)
+    sharing = max(1.0, ranks / max(1, machine.cores))
+    known = {(curve.kind, curve.cards): (np.array(curve.nbytes), np.array(curve.seconds)) for curve in curves}
     half, full = rates.products_half / sharing, rates.products / sharing
     return CardModel(
         generation="",

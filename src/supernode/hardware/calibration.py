@@ -1,8 +1,4 @@
-"""What was measured on this computer, and does it still hold? The file that `supernode calibrate` writes.
-
-It holds samples, as measured, and the numbers that the forecast takes from them. A file is read strictly: unknown
-keys, other kinds of values and impossible numbers are refused by name.
-"""
+"""What was measured on this computer, and does it still hold? The file of `supernode calibrate`, read strictly."""
 
 from __future__ import annotations
 
@@ -11,7 +7,7 @@ import math
 import os
 import platform
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -22,6 +18,7 @@ from supernode.schema import plain
 VERSION = 1
 AGAIN = "calibrate again with `supernode calibrate`, or remove the file."
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "send")
+KNOWN = ", ".join(COLLECTIVES)
 AXES = ("tensor", "pipeline", "replicas", "fsdp")
 
 
@@ -42,7 +39,7 @@ class Host:
         cpu: model name of the processor.
         cores: that a process may use.
         torch: its version; empty where it is not installed.
-        gpus: their names, in order; empty without any.
+        gpus: names of those that were measured, in order; empty where CPU ranks were.
     """
 
     cpu: str
@@ -96,7 +93,7 @@ class Curve:
     Attributes:
         kind: one of `COLLECTIVES`; a send is timed one way.
         ranks: processes in all, in groups of `cards` that exchange at once.
-        cards: of a group.
+        cards: of a group; where groups do not take up all ranks, the others compute meanwhile.
         nbytes: of the whole buffer, ascending.
         seconds: of each size.
     """
@@ -109,9 +106,7 @@ class Curve:
 
     def __post_init__(self) -> None:
         if self.kind not in COLLECTIVES:
-            raise SpecError(
-                f"`curves.kind` is {self.kind!r}", hint=f"choose one of {', '.join(COLLECTIVES)}; or {AGAIN}"
-            )
+            raise SpecError(f"`curves.kind` is {self.kind!r}", hint=f"choose one of {KNOWN}; or {AGAIN}")
         if not 2 <= self.cards <= self.ranks:
             raise SpecError(f"`curves.cards` is {self.cards} of {self.ranks} `ranks`", hint=AGAIN)
         rising = list(self.nbytes) == sorted(set(self.nbytes)) and len(self.nbytes) > 1 and self.nbytes[0] > 0
@@ -121,9 +116,12 @@ class Curve:
                 hint=f"give two sizes or more, ascending, with the seconds of each; or {AGAIN}",
             )
         if not all(math.isfinite(each) and each > 0 for each in self.seconds):
-            raise SpecError(
-                f"`curves.seconds` of {self.kind} is {list(self.seconds)}", hint=f"they are above 0; {AGAIN}"
-            )
+            told = f"`curves.seconds` of {self.kind} is {list(self.seconds)}"
+            raise SpecError(told, hint=f"they are above 0; {AGAIN}")
+
+    def times(self, factor: float) -> Curve:
+        """Return the same on a computer so many times as busy."""
+        return replace(self, seconds=tuple(factor * each for each in self.seconds))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,18 +210,28 @@ class Calibration:
         counts = [each.processes for each in self.compute]
         if not counts or counts != sorted(set(counts)):
             raise SpecError(f"`compute` is told for {counts} processes", hint=f"name each once, ascending; or {AGAIN}")
+        told = {curve.kind for curve in self.curves}
+        if missing := [kind for kind in COLLECTIVES if told and kind not in told]:
+            raise SpecError(
+                f"`curves` has no {missing[0]}, which plans of {max(curve.ranks for curve in self.curves)} ranks need",
+                hint=f"give one of each of {KNOWN}; or {AGAIN}",
+            )
 
     def compute_for(self, ranks: int) -> Compute:
         """Return what a rank has while so many are at work, before cores are shared."""
         return next((each for each in self.compute if each.processes >= ranks), self.compute[-1])
 
-    def curves_for(self, ranks: int) -> tuple[tuple[Curve, ...], float]:
-        """Return the curves measured with so many ranks, or the nearest above, and by what their seconds grow.
+    def curves_for(self, ranks: int) -> tuple[Curve, ...]:
+        """Return each kind's curves as measured with so many ranks, or the nearest number above that has the kind.
 
         Beyond those measured, ranks wait for their turn on a core in proportion to how many they are.
         """
-        nearest, grown = self._nearest({curve.ranks for curve in self.curves}, ranks)
-        return tuple(curve for curve in self.curves if curve.ranks == nearest), grown
+        found: list[Curve] = []
+        for kind in dict.fromkeys(curve.kind for curve in self.curves):
+            mine = [curve for curve in self.curves if curve.kind == kind]
+            nearest, grown = self._nearest({curve.ranks for curve in mine}, ranks)
+            found += [curve.times(grown) for curve in mine if curve.ranks == nearest]
+        return tuple(found)
 
     def axes_for(self, ranks: int) -> dict[str, AxisCost]:
         """Return what each axis costs with so many ranks at work, or the nearest above; beyond, in proportion."""
@@ -231,17 +239,16 @@ class Calibration:
         return {cost.axis: cost.times(grown) for cost in self.axes if cost.ranks == nearest}
 
     def _nearest(self, counts: set[int], ranks: int) -> tuple[int, float]:
-        known = sorted(counts) or [ranks]
-        nearest = next((count for count in known if count >= ranks), known[-1])
+        nearest = min((count for count in counts if count >= ranks), default=max(counts, default=ranks))
         return nearest, max(1.0, ranks / nearest) if self.device == "cpu" else 1.0
 
 
-def default_path() -> Path:
-    """Return where a calibration lies: where `SUPERNODE_CALIBRATION` says, else in the user's cache."""
+def default_path(device: str = "cpu") -> Path:
+    """Return where a device's calibration lies: where `SUPERNODE_CALIBRATION` says, else in the user's cache."""
     if told := os.environ.get("SUPERNODE_CALIBRATION"):
         return Path(told)
     cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(cache) / "supernode" / "calibration.yaml"
+    return Path(cache) / "supernode" / ("calibration.yaml" if device == "cpu" else f"calibration-{device}.yaml")
 
 
 def this_host(cores: int, gpus: tuple[str, ...] = ()) -> Host:

@@ -1,4 +1,4 @@
-"""What is this computer? Its GPUs, or else its CPU cores, as a machine of cards."""
+"""What is this computer? Its CPU cores, or by choice its GPUs, as a machine of cards."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from supernode.errors import SpecError
 from supernode.hardware import load
-from supernode.hardware.calibration import Calibration, default_path, read_calibration, this_host
+from supernode.hardware.calibration import Calibration, Host, default_path, read_calibration, this_host
+from supernode.hardware.gpus import gpus, with_gpu_figures
 from supernode.hardware.machine import Machine, Tier
 from supernode.hardware.parts import Card
 from supernode.schema.job import MOST_CARDS
@@ -28,65 +28,81 @@ MESSAGE_SECONDS = 0.2e-3  # half of a 1 KB all-reduce between two idle gloo rank
 COPY_BYTES = 32 * 2**20
 SEND_BYTES = 8 * 2**20
 CGROUP = Path("/sys/fs/cgroup")
+CALIBRATE = {"cpu": "supernode calibrate", "cuda": "supernode calibrate --device cuda"}
+DEVICES = tuple(CALIBRATE)
 
 
 def discover(
-    cards: int | None = None, *, cpu_only: bool = False, measure: bool = True, calibration: Path | None = None
+    cards: int | None = None, *, device: str = "cpu", measure: bool = True, calibration: Path | None = None
 ) -> Machine:
     """Return this computer as a machine named `local`.
 
-    GPUs that NVML shows are the cards. Without them, or when more cards are asked for than there are GPUs, CPU cores
-    are; with more cards than cores, a card is part of a core. What `supernode calibrate` measured on this very computer
-    is taken where there is such a file; else FLOP/s and bandwidths are estimates of a moment.
+    Its cards are CPU cores, which training runs on; with more cards than cores, a card is part of a core. What
+    `supernode calibrate` measured on this very computer and kind of device is taken where there is such a file; else
+    FLOP/s and bandwidths are estimates of a moment.
 
     Args:
-        cards: how many; None takes the GPUs, else the cores.
-        cpu_only: leave GPUs aside.
+        cards: how many; None takes all cores, or all GPUs.
+        device: `cpu`, or `cuda` for the GPUs that NVML shows.
         measure: take the calibration, else FLOP/s and bandwidth of CPU cores by measuring for about 0.1 s; if not, all
             is the catalogue's.
         calibration: its file; None for the one that `supernode calibrate` writes by default, if it is there.
 
     Raises:
-        SpecError: `cards` is below 1 or above 1,048,576, or the calibration's file is damaged.
+        SpecError: `cards` is below 1 or more than there may be, an unknown device, no such GPUs, or the calibration's
+            file is damaged.
     """
     if cards is not None and (isinstance(cards, bool) or not isinstance(cards, int) or not 1 <= cards <= MOST_CARDS):
         raise SpecError(f"`cards` is {cards!r}", hint=f"choose 1 to {MOST_CARDS:,}, or leave it out.")
-    gpus = [] if cpu_only else _gpus()
-    if gpus and (cards is None or cards <= len(gpus)):
-        count, names = cards or len(gpus), tuple(gpu.name for gpu in gpus)
-        machine = _local(gpus[0], count, cores=0, host_memory=_host_memory())
-        found, notes = _calibration(calibration, "cuda", usable_cores(), names) if measure else (None, ())
-        return replace(_with_gpu_figures(machine, found) if found else machine, notes=notes)
+    if device not in DEVICES:
+        raise SpecError(f"`device` is {device!r}", hint=f"choose {' or '.join(DEVICES)}.")
+    return _of_gpus(cards, measure, calibration) if device == "cuda" else _of_cores(cards, measure, calibration)
+
+
+def _of_cores(cards: int | None, measure: bool, calibration: Path | None) -> Machine:
     cores = usable_cores()
-    found, notes = _calibration(calibration, "cpu", cores, ()) if measure else (None, ())
-    card = _core(cores, cards or cores, measure=measure and found is None)
+    count = cards or cores
+    found, notes = _calibration(calibration, "cpu", this_host(cores)) if measure else (None, ())
+    card = _core(cores, count, measure=measure and found is None)
     if found is not None:
-        card = _calibrated_core(card, found, cards or cores, cores)
-    machine = _local(card, cards or cores, cores=cores, host_memory=_host_memory())
+        card = _calibrated_core(card, found, count, cores)
+    machine = _local(card, count, cores=cores, host_memory=_host_memory())
     return replace(machine, calibration=found, notes=notes)
 
 
-def _calibration(
-    file: Path | None, device: str, cores: int, gpus: tuple[str, ...]
-) -> tuple[Calibration | None, tuple[str, ...]]:
-    """Return this computer's calibration, if there is one that still holds, and what to tell people of it."""
-    path = file or default_path()
-    if file is None and not path.exists():
-        return None, ("times on this computer are quick estimates; `supernode calibrate` measures what ranks get.",)
-    found = read_calibration(path)
+def _of_gpus(cards: int | None, measure: bool, calibration: Path | None) -> Machine:
+    known = gpus()
+    count = cards or len(known)
+    if not 1 <= count <= len(known):
+        raise SpecError(
+            f"{count or 'no'} GPUs are wanted, and NVML shows {len(known)}",
+            hint=f"choose `cards` up to {len(known)}." if known else "leave out `device`, or install `nvidia-ml-py`.",
+        )
+    machine, host = (
+        _local(known[0], count, cores=0, host_memory=_host_memory()),
+        this_host(usable_cores(), tuple(gpu.name for gpu in known)),
+    )
+    found, notes = _calibration(calibration, "cuda", host) if measure else (None, ())
+    return replace(with_gpu_figures(machine, found) if found else machine, notes=notes)
 
-    difference = found.host.difference(this_host(cores, gpus))
+
+def _calibration(file: Path | None, device: str, host: Host) -> tuple[Calibration | None, tuple[str, ...]]:
+    """Return this computer's calibration, if there is one that still holds, and what to tell people of it."""
+    path, command = file or default_path(device), CALIBRATE[device]
+    if file is None and not path.exists():
+        return None, (f"times on this computer are quick estimates; `{command}` measures what ranks get.",)
+    found = read_calibration(path)
+    difference = found.host.difference(host)
     if found.device != device:
         difference = f"device {found.device!r}, not {device!r}"
     if difference:
-        return None, (f"{path} was measured elsewhere ({difference}), so times are estimates; `supernode calibrate`.",)
+        return None, (f"{path} was measured elsewhere ({difference}), so times are estimates; `{command}`.",)
     return found, (f"times on this computer rest on the calibration of {found.date} in {path}.",)
 
 
 def _calibrated_core(card: Card, found: Calibration, cards: int, cores: int) -> Card:
     rates, part = found.compute_for(cards), cores / max(cores, cards)
-    curves, _ = found.curves_for(cards)
-    sends = [curve for curve in curves if curve.kind == "send"]
+    sends = [curve for curve in found.curves_for(cards) if curve.kind == "send"]
     return replace(
         card,
         memory_bandwidth=rates.memory * part,
@@ -96,25 +112,6 @@ def _calibrated_core(card: Card, found: Calibration, cards: int, cores: int) -> 
         efficiency=1.0,
         source=f"measured on this computer by `supernode calibrate`, {found.date}",
     )
-
-
-def _with_gpu_figures(machine: Machine, found: Calibration) -> Machine:
-    """Return a computer of GPUs with the products, copies and exchanges that were measured on them."""
-    rates, curves = found.compute_for(machine.card_count), found.curves_for(machine.card_count)[0]
-    known = machine.card
-    flops = dict(known.flops) | {"float32": rates.products, "bfloat16": rates.products_half}
-    card = replace(
-        known, flops=flops, efficiency=1.0, memory_bandwidth=rates.copy,
-        source=f"measured on this computer by `supernode calibrate`, {found.date}",
-    )  # fmt: skip
-    sums = [curve for curve in curves if curve.kind == "all_reduce"]
-    if not sums:
-        return replace(machine, card=card)
-    # A ring sends 2 (n - 1) / n of the bytes; Patarasuk and Yuan, JPDC 69, 2009.
-    widest = max(sums, key=lambda curve: curve.cards)
-    sent = 2 * (widest.cards - 1) / widest.cards * widest.nbytes[-1]
-    tier = replace(machine.tiers[0], bandwidth=sent / widest.seconds[-1], latency=widest.seconds[0] / 2)
-    return replace(machine, card=card, tiers=(tier,))
 
 
 def usable_cores() -> int:
@@ -257,60 +254,3 @@ def _loopback_bandwidth() -> float:
         here.sendall(data)
         reader.join()
         return SEND_BYTES / max(time.perf_counter() - start, 1e-9)
-
-
-def gpu_names() -> tuple[str, ...]:
-    """Return the names of this computer's GPUs."""
-    return tuple(card.name for card in _gpus())
-
-
-def _gpus() -> list[Card]:
-    """Return the GPUs that NVML shows; none without the library, the driver or a GPU."""
-    try:
-        import pynvml
-    except ImportError:
-        return []
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return []
-    try:
-        return [gpu_card(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount())]
-    except pynvml.NVMLError:
-        return []
-    finally:
-        pynvml.nvmlShutdown()
-
-
-def gpu_card(nvml: Any, index: int) -> Card:
-    """Return a GPU: the catalogue's numbers for its model, with the memory and power limit that it reports.
-
-    Args:
-        nvml: the module `pynvml`, initialised.
-        index: which GPU.
-    """
-    handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    told = nvml.nvmlDeviceGetName(handle)
-    name = told.decode() if isinstance(told, bytes) else str(told)
-    known = known_gpu(name)
-    try:
-        watts = nvml.nvmlDeviceGetPowerManagementLimit(handle) / 1000  # NVML speaks milliwatts
-    except nvml.NVMLError:
-        watts = known.power
-    return replace(
-        known,
-        name=name if known.name == "GPU" else known.name,
-        memory=int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
-        power=max(watts, known.idle_power),
-    )
-
-
-def known_gpu(name: str) -> Card:
-    """Return the catalogue's card for a name that a driver reports; its generic GPU where it knows none.
-
-    >>> known_gpu("NVIDIA H100 80GB HBM3").name, known_gpu("NVIDIA GeForce RTX 3060").name
-    ('H100', 'GPU')
-    """
-    gpus = [card for card in load.cards().values() if card.kind == "gpu" and card.name != "GPU"]
-    words = name.replace("-", " ").upper().split()
-    return next((card for card in gpus if card.name.split("-")[0].upper() in words), load.card("GPU"))

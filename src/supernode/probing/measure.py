@@ -156,6 +156,8 @@ def _exchange(
 ) -> list[list[float]]:
     """Time a collective of every `group` neighbours in rank, all groups at once; a send is timed one way.
 
+    Ranks that are left over compute meanwhile, and tell nothing.
+
     On CPUs the ranks compute between exchanges, as they do in training: caches are then cold, the threads that carry
     messages asleep, and some ranks later than others. What the computing takes alone, all ranks at once, is taken off.
 
@@ -171,12 +173,14 @@ def _exchange(
         torch.cuda.set_device(seat.rank)
     dist.init_process_group("gloo" if device == "cpu" else "nccl", store=store, rank=seat.rank, world_size=seat.ranks)
     try:
-        groups = [dist.new_group(list(range(first, first + group))) for first in range(0, seat.ranks, group)]
+        firsts = range(0, seat.ranks - group + 1, group)
+        groups = [dist.new_group(list(range(first, first + group))) for first in firsts]
+        mine = groups[seat.rank // group] if seat.rank // group < len(groups) else None
         found = []
         for nbytes in sizes:
             whole = torch.ones(max(group, nbytes // 4), device=_device(device, seat))
             part = whole.chunk(group)[0].clone()
-            act = COLLECTIVES[collective](whole[: len(part) * group], part, groups[seat.rank // group])
+            act = COLLECTIVES[collective](whole[: len(part) * group], part, mine) if mine else lambda: None
             between = _between(whole) if device == "cpu" else lambda: None
             at_once = max(3, min(10, 2**22 // nbytes))
 
@@ -191,7 +195,8 @@ def _exchange(
                 dist.barrier()
                 (together,) = _times(both, repeats=1, at_once=at_once, device=device, clock=clock)
                 turns.append(max(together - alone, LEAST))
-            found.append([seconds / 2 for seconds in turns] if collective == "send" else turns)
+            turns = [seconds / 2 for seconds in turns] if collective == "send" else turns
+            found.append(turns if mine else [])
     finally:
         dist.destroy_process_group()
     return found

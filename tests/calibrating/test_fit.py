@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from supernode.calibrating.fit import Measured, curves_of, fit_axis, fit_compute, plain_card
 from supernode.errors import MachineError
 from supernode.forecast.efficiency import CardModel
-from supernode.forecast.fit import Measured, curves_of, fit_axis, fit_compute, plain_card
 from supernode.forecast.network import Curves, gather_time, send_time, sum_time
 from supernode.forecast.rates import card_of
 from supernode.forecast.times import step_parts
@@ -144,7 +144,7 @@ def machine(cards: int, *, cores: int = 2) -> Machine:
         version=VERSION, date="", host=this_host(cores), device="cpu", compute=(compute,), curves=curves,
         axes=(AxisCost(axis="tensor", ranks=2, block=0.5),),
     )  # fmt: skip
-    return replace(discover(cards, cpu_only=True, measure=False), calibration=made, cores=cores)
+    return replace(discover(cards, measure=False), calibration=made, cores=cores)
 
 
 def test_ranks_that_share_a_core_have_half_of_it_each() -> None:

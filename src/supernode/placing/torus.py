@@ -254,12 +254,8 @@ class TorusPlaces:
 
     def best_shares(self) -> tuple[Share, ...]:
         """Return how that placement shares the dims out."""
-
-        def worth(shares: tuple[Share, ...]) -> tuple[float, float, tuple[str, ...]]:
-            placed = self.at(shares)
-            return float(f"{placed.time:.9g}"), placed.slow_bytes, placed.order
-
-        return min(every_share(self.machine.shape, self.degrees), key=worth)
+        tried = [(shares, self.at(shares)) for shares in every_share(self.machine.shape, self.degrees)]
+        return min(tried, key=lambda one: (float(f"{one[1].time:.9g}"), one[1].slow_bytes, one[1].order))[0]
 
     def at(self, shares: Sequence[Share]) -> Placed:
         """Return what a placement comes to; its order is a word for each dim, such as `tensor 2 < data 4`."""

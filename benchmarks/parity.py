@@ -20,12 +20,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import harness
-from supernode.control.jobfile import job_from
 from supernode.control.journal import read
 from supernode.control.supernode import SuperNode
 from supernode.control.training import start
 from supernode.data.corpus import open_corpus
 from supernode.data.sampler import Sampler
+from supernode.intake.jobfile import job_from
 from supernode.models.decoder import Decoder
 from supernode.parallel.chance import seed_for
 from supernode.schema.event import Evaluated, StepDone

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from supernode.backends.fork_client import ForkServer
-from supernode.control.jobfile import job_from
 from supernode.control.supernode import SuperNode
 from supernode.control.training import start
+from supernode.intake.jobfile import job_from
 from supernode.schema.event import Event, StepDone
 from supernode.schema.report import RunState
 

@@ -12,8 +12,8 @@ from xml.etree import ElementTree
 import pytest
 
 from supernode.cli.main import main
-from supernode.control.jobfile import load_job
 from supernode.control.supernode import SuperNode
+from supernode.intake.jobfile import load_job
 from supernode.schema.job import Parallelism
 
 Command = Callable[..., tuple[int, str, str]]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from supernode.control.jobfile import load_job
+from supernode.intake.jobfile import load_job
 from supernode.schema.job import Parallelism
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from supernode.control.jobfile import job_to_dict, load_job
 from supernode.control.training import status
 from supernode.errors import DataError, ModelError
+from supernode.intake.jobfile import job_to_dict, load_job
 from supernode.schema.event import Event, StepDone
 from supernode.schema.report import RunState
 

@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from supernode.claims.claim import Claim, Entry
-from supernode.control.page import PAGE, STYLE
+from supernode.pages.page import PAGE, STYLE
 
 _LEFT, _ROW, _WIDTH = 250, 24, 840
 _MARKS = {"holds": "✓", "holds under": "~", "does not hold": "✗"}

@@ -87,8 +87,8 @@ def plan(
     A search is also what a job without degrees gets on a machine of the catalogue, and a model without a job file.
     """
     from supernode.cli import show
-    from supernode.control.asking import load_asked, write_job
     from supernode.control.simulate import draw_plan
+    from supernode.intake.asking import load_asked, write_job
     from supernode.schema.job import JobSpec, Parallelism
     from supernode.simulation.waterfall import plan_waterfall, plans_waterfall
 
@@ -131,8 +131,8 @@ def compare(
     """Set machines side by side: the best plan on each, days, energy, cost, carbon, and which wins."""
     from supernode.advice import compare as comparing
     from supernode.cli import show_advice
-    from supernode.control.asking import as_question, load_asked
-    from supernode.control.pictures import write_comparison
+    from supernode.intake.asking import as_question, load_asked
+    from supernode.pages.pictures import write_comparison
 
     asked = load_asked(
         file, model=model, batch=batch, sequence=sequence, precision=precision, overrides=overrides_of(overrides)
@@ -158,8 +158,8 @@ def forecast(
     from supernode.advice.pace import pace_of
     from supernode.advice.project import forecast as reckon
     from supernode.cli import show_advice
-    from supernode.control.asking import as_question, load_asked
-    from supernode.control.pictures import write_project
+    from supernode.intake.asking import as_question, load_asked
+    from supernode.pages.pictures import write_project
     from supernode.schema.job import JobSpec
 
     asked = load_asked(
@@ -210,6 +210,6 @@ def _above(value: float, flag: str) -> float:
 
 
 def _written(out: Path | None, *values: Any) -> tuple[Path, ...]:
-    from supernode.control.pictures import write_search
+    from supernode.pages.pictures import write_search
 
     return write_search(out, *values) if out is not None else ()

@@ -49,7 +49,7 @@ Cooling = Annotated[str, typer.Option("--cooling", help="`liquid` or `air`; by d
 
 def overrides_of(pairs: list[str] | None) -> dict[str, Any]:
     """Return the keys that `--set` changes, by dotted name."""
-    from supernode.control.jobfile import override_from
+    from supernode.intake.jobfile import override_from
 
     return dict(override_from(pair) for pair in pairs or [])
 

@@ -58,7 +58,7 @@ def simulate(
 ) -> None:  # fmt: skip
     """Play a job in virtual time: one step event by event, then the whole run with failures."""
     from supernode.cli import show
-    from supernode.control.jobfile import load_job
+    from supernode.intake.jobfile import load_job
     from supernode.units import parse_seconds
 
     job = load_job(file, overrides=overrides_of(overrides))
@@ -74,8 +74,8 @@ def run(
     """Train on this computer until the job is done. Ctrl-C saves and stops, with exit code 130; twice stops now."""
     from supernode.cli import show
     from supernode.cli.watching import Watching
-    from supernode.control.jobfile import load_job
     from supernode.control.training import start
+    from supernode.intake.jobfile import load_job
 
     job = load_job(file, overrides=overrides_of(overrides))
     with Watching(quiet=as_json) as watching:

@@ -170,7 +170,7 @@ def status(state: RunState, *, as_json: bool) -> None:
 def report(value: Report, *, as_json: bool) -> None:
     """Show a run's sum."""
     if as_json:
-        from supernode.control.report import report_json
+        from supernode.pages.report import report_json
 
         print_json(report_json(value))
         return

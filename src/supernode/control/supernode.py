@@ -285,7 +285,7 @@ def as_job(job: Job) -> JobSpec:
     Relative paths start at the file's folder, those of a value or a mapping where this process is now: a later resume
     may be elsewhere.
     """
-    from supernode.control.jobfile import anchored, job_from, load_job
+    from supernode.intake.jobfile import anchored, job_from, load_job
 
     if isinstance(job, JobSpec):
         return anchored(job, Path.cwd())

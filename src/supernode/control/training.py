@@ -19,9 +19,7 @@ from supernode.backends.local import LocalBackend
 from supernode.checkpoint import store
 from supernode.control import runs
 from supernode.control.drive import check_in, drive, others_in
-from supernode.control.jobfile import job_from, job_to_dict, overridden
 from supernode.control.journal import Journal
-from supernode.control.report import make_report, report_html, report_json
 from supernode.control.trace import trace_of
 from supernode.data.corpus import Corpus, open_corpus, prepare
 from supernode.errors import (
@@ -34,6 +32,8 @@ from supernode.errors import (
     SpecError,
     SupernodeError,
 )
+from supernode.intake.jobfile import job_from, job_to_dict, overridden
+from supernode.pages.report import make_report, report_html, report_json
 from supernode.planning.layout import fit_layout, resolve_layout
 from supernode.planning.planner import make_plan
 from supernode.scheduling.controller import Controller

@@ -13,8 +13,8 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from pydantic import ValidationError
 
-from supernode.control.yamlfile import read_mapping, read_value
 from supernode.errors import SpecError
+from supernode.intake.yamlfile import read_mapping, read_value
 from supernode.registry import did_you_mean
 from supernode.schema.codec import adapter, to_plain
 from supernode.schema.job import JobSpec

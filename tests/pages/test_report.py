@@ -9,9 +9,9 @@ from html.parser import HTMLParser
 
 import pytest
 
-from supernode.control.chart import MOST_POINTS, Series, line_chart, paired_bars, stacked_bar, thinned
-from supernode.control.report import make_report, recoveries, report_html, report_json
 from supernode.hardware.assemble import build_machine
+from supernode.pages.chart import MOST_POINTS, Series, line_chart, paired_bars, stacked_bar, thinned
+from supernode.pages.report import make_report, recoveries, report_html, report_json
 from supernode.planning.planner import make_plan
 from supernode.schema.job import JobSpec
 from supernode.schema.report import Incident, RunState

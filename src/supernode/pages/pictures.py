@@ -14,9 +14,9 @@ from supernode.advice import answer, tell
 from supernode.advice.compare import Comparison, verdict
 from supernode.advice.project import Project
 from supernode.advice.question import Question
-from supernode.control.chart import WIDTH, stacked_bar
-from supernode.control.page import PAGE, STYLE
 from supernode.errors import MachineError
+from supernode.pages.chart import WIDTH, stacked_bar
+from supernode.pages.page import PAGE, STYLE
 from supernode.search.best import Plans, figures, words
 from supernode.search.search import Choice
 from supernode.simulation.timeline import nice_ticks

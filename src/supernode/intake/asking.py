@@ -11,9 +11,9 @@ from typing import Any
 import yaml
 
 from supernode.advice.question import Question, question_about, question_of
-from supernode.control.jobfile import anchored, job_from, job_to_dict, overridden
-from supernode.control.yamlfile import read_mapping
 from supernode.errors import MachineError, SpecError
+from supernode.intake.jobfile import anchored, job_from, job_to_dict, overridden
+from supernode.intake.yamlfile import read_mapping
 from supernode.schema.job import JobSpec
 from supernode.schema.model import PRESETS
 from supernode.workload.presets import public_models

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from supernode.control.jobfile import job_from, job_to_dict, load_job
 from supernode.errors import RunError, SpecError
+from supernode.intake.jobfile import job_from, job_to_dict, load_job
 from supernode.schema.codec import from_json, to_json
 from supernode.schema.event import StepDone
 from supernode.schema.job import JobSpec, Parallelism

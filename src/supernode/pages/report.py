@@ -9,8 +9,8 @@ from html import escape
 from statistics import median
 from typing import Any
 
-from supernode.control.chart import Series, line_chart, paired_bars, stacked_bar
-from supernode.control.page import PAGE, STYLE
+from supernode.pages.chart import Series, line_chart, paired_bars, stacked_bar
+from supernode.pages.page import PAGE, STYLE
 from supernode.planning.planner import explain
 from supernode.schema.plan import StepTime
 from supernode.schema.report import Report, RunState

@@ -1,0 +1,1 @@
+"""What people write becomes values: job files, overrides, a model's name; and values become job files again."""

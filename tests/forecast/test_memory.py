@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from supernode.forecast.memory import memory_parts
+from supernode.forecast.memory import fuller_rank, memory_parts
+from supernode.planning.order import forwards_ahead
 from supernode.workload.presets import public_model
-from supernode.workload.shape import gpt_shape
-from supernode.workload.strategy import FULL, GPIPE, NO_RECOMPUTE, SELECTIVE, Software, make_strategies
+from supernode.workload.shape import gpt_shape, make_shape
+from supernode.workload.strategy import (
+    FULL,
+    GPIPE,
+    INTERLEAVED,
+    NO_RECOMPUTE,
+    ONE_F_ONE_B,
+    SELECTIVE,
+    ZERO_BUBBLE,
+    Software,
+    make_strategies,
+)
 
 GPT = gpt_shape(layers=96, width=12_288, heads=96, vocabulary=51_200, positions=2048)
 WRITTEN = Software(flash=False, dropout=True)
@@ -67,3 +80,62 @@ def test_1f1b_holds_as_many_micro_batches_as_stages_and_gpipe_all() -> None:
     one_each, all_of_them = memory_parts(GPT, ways, WRITTEN).activations
 
     assert all_of_them / one_each == pytest.approx(32 / 4)
+
+
+WIDE_HEAD = make_shape(
+    width=2048, vocabulary=128_000, attentions=16, heads=16, key_value_heads=16, head_width=128, mlps=16, mlp_width=8192
+)
+
+
+def test_of_a_pipeline_with_a_large_vocabulary_the_last_rank_is_the_fullest() -> None:
+    # Llama-like, 128,000 tokens, four ranks of four layers, bfloat16, 8,192 tokens of a micro-batch, 8 micro-batches.
+    ways = make_strategies(pipeline=4, micro_batch=2, batch=16, sequence=4096, recompute=SELECTIVE)
+
+    found = memory_parts(WIDE_HEAD, ways, Software())
+
+    tokens, head = 2 * 4096, 128_000 * 2048
+    parameters = WIDE_HEAD.body_parameters / 4 + head
+    assert float(found.state) == pytest.approx(18 * float(parameters))
+    # Logits in 16 bits, their softmax in 32, the gradient in 16; alone more than the first rank's other micro-batches.
+    assert float(found.workspace) == pytest.approx(tokens * 128_000 * (2 + 4 + 2))
+    one = memory_parts(
+        WIDE_HEAD, make_strategies(micro_batch=2, batch=2, sequence=4096, recompute=SELECTIVE), Software()
+    )
+    assert float(found.activations) == pytest.approx(float(one.activations) / 4)  # one micro-batch at a time
+
+
+def test_with_a_small_vocabulary_the_first_rank_holds_a_micro_batch_for_each_stage() -> None:
+    model = replace(WIDE_HEAD, vocabulary=np.float64(256))
+    ways = make_strategies(pipeline=4, micro_batch=2, batch=16, sequence=4096, recompute=SELECTIVE)
+
+    found = memory_parts(model, ways, Software())
+
+    one = memory_parts(model, make_strategies(micro_batch=2, batch=2, sequence=4096, recompute=SELECTIVE), Software())
+    assert float(found.activations) == pytest.approx(float(one.activations))
+    assert float(found.workspace) == 0
+
+
+def test_gpipe_keeps_the_logits_of_all_micro_batches() -> None:
+    ways = make_strategies(pipeline=2, micro_batch=2, batch=16, sequence=4096, schedule=GPIPE)
+
+    found = memory_parts(WIDE_HEAD, ways, Software())
+
+    assert float(found.workspace) == pytest.approx(2 * 4096 * 128_000 * (8 * (2 + 4) + 2))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "name", "interleave"),
+    [(ONE_F_ONE_B, "1f1b", 1), (GPIPE, "gpipe", 1), (INTERLEAVED, "interleaved", 2), (ZERO_BUBBLE, "zero_bubble", 1)],
+)
+def test_the_last_rank_holds_as_many_micro_batches_as_its_order_runs_ahead(
+    schedule: int, name: str, interleave: int
+) -> None:
+    ways = make_strategies(
+        pipeline=4, interleave=interleave, batch=16, sequence=4096, schedule=schedule, recompute=NO_RECOMPUTE
+    )
+    huge = replace(WIDE_HEAD, vocabulary=np.float64(4e6))  # so that the last rank is the fullest
+
+    parts, each = fuller_rank(huge, ways, Software())
+
+    ahead = forwards_ahead(name, rank=3, pipeline=4, interleave=interleave, micro_batches=16)
+    assert float(parts.activations / each) == pytest.approx(ahead / interleave)

@@ -1,4 +1,4 @@
-"""How full does the fullest card get? Bytes by part for arrays of strategies, on the first pipeline rank."""
+"""How full does the fullest card get? Bytes by part for arrays of strategies, on the first or last pipeline rank."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from supernode.workload.shape import ModelShape, Numbers
-from supernode.workload.strategy import FULL, GPIPE, NO_RECOMPUTE, Software, Strategies
+from supernode.workload.strategy import FULL, GPIPE, NO_RECOMPUTE, ZERO_BUBBLE, Software, Strategies
 
 # Mixed precision: gradients summed in float32, moments of it, and a float32 copy of weights of 16 bits.
 WIDE_BYTES = 4
@@ -43,8 +43,41 @@ class MemoryParts:
 
 
 def memory_parts(model: ModelShape, ways: Strategies, software: Software) -> MemoryParts:
-    """Return the memory of the first pipeline rank, which holds most activations; arguments broadcast."""
-    dense, experts = card_parameters(model, ways)
+    """Return the memory of the fuller of two pipeline ranks; arguments broadcast.
+
+    The first holds the embedding and most activations, the last the head and its logits; those between hold less.
+    """
+    return fuller_rank(model, ways, software)[0]
+
+
+def fuller_rank(model: ModelShape, ways: Strategies, software: Software) -> tuple[MemoryParts, Numbers]:
+    """Return the memory of the fuller of the first and the last pipeline rank, and what a micro-batch leaves there."""
+    kept, layer = _activations(model, ways, software)
+    first, each = _rank_parts(model, ways, software, kept, layer, is_last=False)
+    if np.all(ways.pipeline == 1):
+        return first, each
+    last, late = _rank_parts(model, ways, software, kept, layer, is_last=True)
+    is_late = (ways.pipeline > 1) & (last.total > first.total)
+    parts = {
+        name: np.where(is_late, getattr(last, name), getattr(first, name))
+        for name in ("weights", "gradients", "optimizer", "activations", "workspace")
+    }
+    return MemoryParts(**parts), np.where(is_late, late, each)
+
+
+def _rank_parts(
+    model: ModelShape, ways: Strategies, software: Software, kept: Numbers, layer: Numbers, *, is_last: bool
+) -> tuple[MemoryParts, Numbers]:
+    """Return the memory of the first or the last pipeline rank, and what a micro-batch leaves there.
+
+    Of a single rank, both are the same.
+
+    Args:
+        kept: bytes that a micro-batch leaves in all layers.
+        layer: bytes that it leaves in one that keeps all.
+    """
+    share = rank_shares(model, ways)[is_last]
+    dense, experts = _parameters(model, ways, share, is_last=is_last)
     copies = ways.data * ways.context
     spread = expert_copies(ways)
 
@@ -55,27 +88,33 @@ def memory_parts(model: ModelShape, ways: Strategies, software: Software) -> Mem
     layers = np.maximum(model.layers, 1)
     # FSDP holds the layer at work and the next one whole.
     gathered = np.where(ways.sharding >= 3, np.minimum(2 / layers * ways.pipeline, 1) * (dense + experts), 0)
-    activations, one_layer = _activations(model, ways, software)
-    # Logits, their softmax in float32 and its gradient, on a card that holds the head.
-    logits = np.where(
-        ways.pipeline > 1, 0, ways.tokens * model.vocabulary / ways.tensor * (ways.element + 4 + ways.element)
-    )
-    anew = np.where(ways.recompute == FULL, one_layer, 0)
+    # Logits, their softmax in float32 and its gradient; GPipe keeps all micro-batches' until their backwards.
+    pending = np.where((ways.schedule == GPIPE) & (ways.pipeline > 1), ways.micro_batches, 1)
+    logits = ways.tokens * model.vocabulary / ways.tensor * ((ways.element + 4) * pending + ways.element)
+    logits = logits if is_last else np.where(ways.pipeline > 1, 0, logits)
+    anew = np.where(ways.recompute == FULL, layer, 0)
     wide = np.where(software.master_copy, WIDE_BYTES, ways.element)
-    return MemoryParts(
+    # Where the strategy does not say, activations are spread evenly.
+    each = kept * np.where((ways.fullest > 0) | is_last, share, 1 / ways.pipeline)
+    parts = MemoryParts(
         weights=(held(3) + gathered) * ways.element,
         gradients=held(2) * wide,
         optimizer=held(1) * (software.moments * wide + np.where(wide > ways.element, WIDE_BYTES, 0)),
-        activations=activations,
+        activations=each * _in_flight(ways, is_last=is_last),
         workspace=np.maximum(logits, anew),
     )
+    return parts, each
 
 
 def card_parameters(model: ModelShape, ways: Strategies) -> tuple[Numbers, Numbers]:
     """Return the parameters on a card of the first pipeline rank before sharding: all but routed experts, and these."""
-    share, _ = rank_shares(model, ways)
+    return _parameters(model, ways, rank_shares(model, ways)[0], is_last=False)
+
+
+def _parameters(model: ModelShape, ways: Strategies, share: Numbers, *, is_last: bool) -> tuple[Numbers, Numbers]:
     ends = model.vocabulary * model.width * np.where((ways.pipeline > 1) | (model.tied > 0), 1, 2)
-    dense = (model.body_parameters * share + ends + model.positions * model.width) / ways.tensor
+    positions = model.positions * model.width * (np.where(ways.pipeline > 1, 0, 1) if is_last else 1)
+    dense = (model.body_parameters * share + ends + positions) / ways.tensor
     return dense, model.routed_parameters * share / (ways.expert * ways.expert_tensor)
 
 
@@ -106,7 +145,7 @@ def expert_copies(ways: Strategies) -> Numbers:
 
 
 def _activations(model: ModelShape, ways: Strategies, software: Software) -> tuple[Numbers, Numbers]:
-    """Return bytes of all micro-batches in flight, and of one layer of one.
+    """Return bytes that one micro-batch leaves in all layers, and in one that keeps all.
 
     Source: Korthikanti et al., arXiv:2205.05198, section 4 and equations 1 to 6; counted anew for flash attention,
     gated layers and mixtures.
@@ -117,10 +156,7 @@ def _activations(model: ModelShape, ways: Strategies, software: Software) -> tup
     layer = kept + scores / ways.tensor
     inputs = ways.element * model.width * model.layers
     per_token = np.where(ways.recompute == FULL, inputs, np.where(ways.recompute == NO_RECOMPUTE, layer, kept))
-    part = np.where(ways.fullest > 0, rank_shares(model, ways)[0], 1 / ways.pipeline)
-    tokens = ways.tokens * part  # a rank holds so much of the layers ...
-    flying = tokens * per_token * _in_flight(ways)  # ... of so many micro-batches
-    return flying, ways.tokens * layer / np.maximum(model.layers, 1)
+    return ways.tokens * per_token, ways.tokens * layer / np.maximum(model.layers, 1)
 
 
 def _token_bytes(model: ModelShape, ways: Strategies, software: Software) -> tuple[Numbers, Numbers, Numbers]:
@@ -149,8 +185,18 @@ def _token_bytes(model: ModelShape, ways: Strategies, software: Software) -> tup
     return whole, own, np.asarray(scores, dtype=np.float64)
 
 
-def _in_flight(ways: Strategies) -> Numbers:
-    """Return micro-batches whose activations the first rank holds; interleaving adds (p − 1) / (p v) of them."""
-    most = np.where(ways.interleave > 1, ways.pipeline + (ways.pipeline - 1) / ways.interleave, ways.pipeline)
+def _in_flight(ways: Strategies, *, is_last: bool) -> Numbers:
+    """Return micro-batches whose activations the first or the last rank holds; see `planning.order.forwards_ahead`.
+
+    Interleaving adds (p − 1) / (p v) of the first rank's. The last one's backward follows each forward, save with
+    interleaving, whose other stages are ahead, and with ZB-H1, which puts its weights' gradients off.
+    """
+    stages, parts = ways.pipeline, ways.interleave
+    if is_last:
+        most = np.where(
+            parts > 1, ((parts - 1) * stages + 1) / parts, np.where(ways.schedule == ZERO_BUBBLE, stages, 1)
+        )
+    else:
+        most = np.where(parts > 1, stages + (stages - 1) / parts, stages)
     held = np.where(ways.schedule == GPIPE, ways.micro_batches, np.minimum(most, ways.micro_batches))
-    return np.where(ways.pipeline > 1, held, 1)
+    return np.where(stages > 1, held, 1)

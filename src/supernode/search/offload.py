@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from supernode.forecast.memory import MemoryParts, memory_parts
+from supernode.forecast.memory import MemoryParts, fuller_rank
 from supernode.workload.shape import ModelShape, Numbers
 from supernode.workload.strategy import Software, Strategies
 
@@ -53,10 +53,9 @@ class Holding:
 
 def holding(model: ModelShape, ways: Strategies, software: Software) -> Holding:
     """Return what the fullest card holds; all arguments broadcast."""
-    parts = memory_parts(model, ways, software)
-    single = memory_parts(model, replace(ways, batch=ways.data * ways.micro_batch), software)
+    parts, each = fuller_rank(model, ways, software)
     layer = np.minimum(BUFFERS * ways.pipeline / np.maximum(model.layers, 1), 1)
-    return Holding(parts=parts, total=parts.total, each=single.activations, layer=layer)
+    return Holding(parts=parts, total=parts.total, each=each, layer=layer)
 
 
 def moved(held: Holding, option: int) -> Numbers:

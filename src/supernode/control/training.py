@@ -5,9 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import signal
 import socket
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -20,6 +18,7 @@ from supernode.checkpoint import store
 from supernode.control import runs
 from supernode.control.drive import check_in, drive, others_in
 from supernode.control.journal import Journal
+from supernode.control.signals import interrupts, signals_as_ctrl_c
 from supernode.control.trace import trace_of
 from supernode.data.corpus import Corpus, open_corpus, prepare
 from supernode.errors import (
@@ -37,7 +36,7 @@ from supernode.pages.report import make_report, report_html, report_json
 from supernode.planning.layout import fit_layout, resolve_layout
 from supernode.planning.planner import make_plan
 from supernode.scheduling.controller import Controller
-from supernode.schema.event import Ended, Event, Started, StopAsked
+from supernode.schema.event import Ended, Event, Started
 from supernode.schema.job import JobSpec
 from supernode.schema.plan import Layout, Plan
 from supernode.schema.report import Report, RunState
@@ -70,7 +69,7 @@ def start(
         progress: told what is being prepared and how much of it is done, 0 to 1.
         placed: told the folder once it is made.
     """
-    with _serving(server), _signals_as_ctrl_c():
+    with _serving(server), signals_as_ctrl_c():
         _check_computer(job, pool.machine)
         layout = resolve_layout(job, pool.machine.card_count)  # Before anything is written.
         _check_crowd(layout.ranks)
@@ -104,7 +103,7 @@ def resume(
         overrides: changed keys by dotted name. They stay for later resumes, as if the job had been written so.
         cards: how many to go on with; the layout is then fitted to them, this time only.
     """
-    with _serving(server), _signals_as_ctrl_c():
+    with _serving(server), signals_as_ctrl_c():
         run = runs.find(Path(folder)).hold()
         try:
             job = asked = changed(run.job(), overrides)
@@ -196,7 +195,7 @@ def _drive(
     run.keep()
     backend = LocalBackend(run.path, silence=plan.job.recovery.silence, server=server)
     try:
-        with _interrupts() as asked:
+        with interrupts() as asked:
             ended = drive(
                 Started(plan=plan, checkpoints=found), controller=Controller(state), backend=backend, record=journal,
                 check=check_in(run.checkpoints), others=others_in(run.checkpoints), watch=watch, asked=asked,
@@ -259,52 +258,6 @@ def _slice(pool: Pool, cards: int) -> Iterator[tuple[int, ...]]:
         yield held.cards
     finally:
         pool.release(held)
-
-
-@contextmanager
-def _handling(numbers: tuple[signal.Signals, ...], handler: Callable[[int, object], None]) -> Iterator[None]:
-    """Handle signals otherwise for a while; those that are ignored, as under `nohup`, stay ignored."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    heeded = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, handler) for number in heeded}
-    try:
-        yield
-    finally:
-        for number, handler_before in before.items():
-            signal.signal(number, handler_before)
-
-
-@contextmanager
-def _signals_as_ctrl_c() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end what is being prepared as Ctrl-C does: what was made for it is removed."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with _handling((signal.SIGTERM, signal.SIGHUP), interrupt):
-        yield
-
-
-@contextmanager
-def _interrupts() -> Iterator[Callable[[], Event | None]]:
-    """Turn the first Ctrl-C (or SIGTERM, SIGHUP) into a wish to save and stop, and the second into stopping now."""
-    wishes: list[Event] = []
-    times = 0
-
-    def wish(number: int, _: object) -> None:
-        nonlocal times
-        if number == signal.SIGHUP and times:
-            return  # A terminal that closes sends several.
-        times += 1
-        wishes.append(StopAsked(now=times > 1))
-
-    def asked() -> Event | None:
-        return wishes.pop(0) if wishes else None
-
-    with _handling((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), wish):
-        yield asked
 
 
 def _check_drill(job: JobSpec, layout: Layout) -> None:

@@ -15,6 +15,7 @@ from harness import finish, machine, parser, say
 from supernode.forecast.efficiency import card_model
 from supernode.forecast.times import step_parts
 from supernode.simulation.goodput import DAY, Faults, Goodput, goodput
+from supernode.simulation.leverage import least_bandwidth, most_spread, sensitivities, strong_sensitivities
 from supernode.simulation.million import (
     GOOD,
     SIZES,
@@ -23,13 +24,9 @@ from supernode.simulation.million import (
     Work,
     breakpoint_of,
     curve,
-    least_bandwidth,
     memory_share,
-    most_spread,
-    sensitivities,
     step_at,
     strong_curve,
-    strong_sensitivities,
 )
 from supernode.workload.presets import public_model
 from supernode.workload.strategy import INTERLEAVED, Software, make_strategies

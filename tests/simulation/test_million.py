@@ -6,6 +6,7 @@ import pytest
 from supernode.errors import SpecError
 from supernode.forecast.efficiency import card_model
 from supernode.forecast.times import step_parts
+from supernode.simulation.leverage import efficiency_at, least_bandwidth, sensitivities, strong_sensitivities
 from supernode.simulation.million import (
     GOOD,
     SIZES,
@@ -15,15 +16,11 @@ from supernode.simulation.million import (
     breakpoint_of,
     curve,
     data_levels,
-    efficiency_at,
-    least_bandwidth,
     memory_share,
     scatter_time,
-    sensitivities,
     slowest,
     step_at,
     strong_curve,
-    strong_sensitivities,
     ways_of,
 )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from supernode.simulation.million import GOOD, SIZES, Point, Tiers, Work, curve, strong_curve
+from supernode.simulation.million import GOOD, SIZES, Point, Tiers, Work, copies_of, curve, strong_curve
 
 
 def efficiency_at(tiers: Tiers, work: Work, supernodes: int) -> float:
@@ -66,6 +66,6 @@ def strong_sensitivities(tiers: Tiers, work: Work, batch: int, sizes: Sequence[i
     found = {}
     for name, (cluster, job) in changes(tiers, work).items():
         samples = batch * job.micro_batches // work.micro_batches
-        enough = [count for count in sizes if count * _copies(cluster, job) <= samples]
+        enough = [count for count in sizes if count * copies_of(cluster, job) <= samples]
         found[name] = strong_curve(cluster, job, samples, enough)
     return found

@@ -129,7 +129,7 @@ def data_levels(tiers: Tiers, work: Work, supernodes: int) -> tuple[Level, ...]:
     Raises:
         SpecError: tensor does not divide a node, or tensor × pipeline a supernode.
     """
-    copies = _copies(tiers, work)
+    copies = copies_of(tiers, work)
     in_node = min(tiers.node_cards // work.tensor, copies)
     if copies % in_node:
         raise SpecError(
@@ -150,7 +150,12 @@ def data_levels(tiers: Tiers, work: Work, supernodes: int) -> tuple[Level, ...]:
     )
 
 
-def _copies(tiers: Tiers, work: Work) -> int:
+def copies_of(tiers: Tiers, work: Work) -> int:
+    """Return the copies of the model in a supernode.
+
+    Raises:
+        SpecError: tensor does not divide a node, or tensor × pipeline a supernode.
+    """
     if tiers.node_cards % work.tensor or tiers.supernode_cards % (work.tensor * work.pipeline):
         raise SpecError(
             f"tensor {work.tensor} × pipeline {work.pipeline} in supernodes of {tiers.supernode_cards} cards, nodes of "
@@ -193,7 +198,7 @@ def slowest(spread: float, nodes: int) -> float:
 
 def ways_of(tiers: Tiers, work: Work, supernodes: int) -> Strategies:
     """Return the layout on so many supernodes: what tensor and pipeline leave of a supernode is data, times them."""
-    data = _copies(tiers, work) * supernodes
+    data = copies_of(tiers, work) * supernodes
     return make_strategies(
         tensor=work.tensor, pipeline=work.pipeline, interleave=work.interleave, data=data, sharding=1,
         batch=data * work.micro_batches, sequence=work.sequence, sequence_parallel=1, precision=1,
@@ -245,10 +250,10 @@ def strong_curve(tiers: Tiers, work: Work, batch: int, supernodes: Sequence[int]
     """
     points = []
     for count in supernodes:
-        samples, rest = divmod(batch, count * _copies(tiers, work))
+        samples, rest = divmod(batch, count * copies_of(tiers, work))
         if rest or not samples:
             raise SpecError(
-                f"{batch} samples over {count * _copies(tiers, work)} copies of the model",
+                f"{batch} samples over {count * copies_of(tiers, work)} copies of the model",
                 hint="choose a batch that is a multiple of the copies on the largest size.",
             )
         points.append(step_at(tiers, replace(work, micro_batches=samples), count))

@@ -14,7 +14,7 @@ and an exchange from one description; they differ in how these add up. They agre
 - weights are gathered once a step, or there is one stage: ZeRO 3 makes passes longer by what the axis waits for, and
   zero-bubble and interleaved orders do not wait for all of it;
 - what the data axis waits for is at most a tenth of the step of a pipeline: other ranks drain meanwhile;
-- no rank is slower than planned, and ranks do not share cores.
+- no rank is slower than planned, and ranks that share cores do not differ by more than a tenth.
 """
 
 from __future__ import annotations
@@ -57,8 +57,6 @@ def _reasons(
     model: ModelShape, ways: Strategies, card: CardModel, software: Software, machine: Machine | None,
     layers: Sequence[int],
 ) -> Iterator[str]:  # fmt: skip
-    if card.sharing > 1:
-        yield "ranks share cores"
     work = strategy_work(model, ways, card, software, layers=layers)
     if work.pipeline == 1:
         return
@@ -74,6 +72,8 @@ def _reasons(
         if max(ahead) + max(back) > 1.005 * max(a + b for a, b in zip(ahead, back, strict=True)):
             yield "one rank is the slowest forward, another backward"
     is_uneven = max(busy) >= UNEVEN * min(busy)
+    if card.sharing > 1 and is_uneven:
+        yield "ranks that share cores differ by more than a tenth"
     if work.schedule == "zero_bubble" and is_uneven:
         yield "weights' gradients fill the waits of ranks that differ by more than a tenth"
     rounds = 1 if work.schedule == "gpipe" else 4 if is_uneven else 2

@@ -24,6 +24,8 @@ GOOD = Calibration(
     ),
 )  # fmt: skip
 
+SUMS = "{kind: all_reduce, ranks: 2, cards: 2, nbytes: [4.0, 1000000.0], seconds: [0.0001, 0.001]}"
+
 
 @pytest.fixture
 def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
@@ -51,6 +53,7 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         (write_calibration(GOOD).replace("version: 1", "version: 2"), "`version` is 2"),
         (write_calibration(GOOD).replace("memory: ", "memory: -"), "`compute.memory` is -"),
         (write_calibration(GOOD).replace("device:", "divice:"), "divice"),
+        (write_calibration(GOOD).replace("curves: []", f"curves: [{SUMS}]"), "`curves` has no all_g"),
     ],
 )
 def test_a_bad_file_is_refused_with_key_and_remedy(command: Command, text: str, named: str) -> None:
@@ -75,8 +78,16 @@ def test_a_plan_says_what_its_times_rest_on(command: Command) -> None:
     assert "calibration of 2026-01-31" in json.loads(after)["notes"][0]
 
 
-@pytest.mark.parametrize(("words", "named"), [(("--cards", "1"), "`cards` is 1"), (("--out", "."), "is a folder")])
-def test_flags_out_of_reach_are_refused(command: Command, words: tuple[str, ...], named: str) -> None:
+@pytest.mark.parametrize(
+    ("words", "named"), [
+        (("--cards", "1"), "`cards` is 1"), (("--out", "."), "is a folder"), (("--device", "tpu"), "`device` is 'tpu'"),
+        (("--device", "cuda"), "NVML shows 0"),
+    ],
+)  # fmt: skip
+def test_flags_out_of_reach_are_refused(
+    command: Command, words: tuple[str, ...], named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)  # no GPUs
     code, out, err = command("calibrate", *words)
 
     assert (code, out) == (2, "")

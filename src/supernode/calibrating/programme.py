@@ -54,8 +54,8 @@ def programme(cards: int | None = None, *, device: str = "cpu") -> list[Order]:
     """
     if importlib.util.find_spec("torch") is None:
         raise MachineError("torch is not installed, and ranks need it", hint="pip install 'supernode-sdk[train]'.")
+    there = discover(device=device, measure=False).card_count
     if device == "cuda":
-        there = discover(device=device, measure=False).card_count
         most = there if cards is None else cards
         if not 1 <= most <= there:
             raise SpecError(f"`cards` is {most}", hint=f"choose 1 to {there}, or leave it out.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
@@ -32,23 +33,31 @@ def calibrate(out: Out = None, cards: Ranks = None, device: Device = "cpu", as_j
 
     from supernode.cli import show
     from supernode.control import calibrate as control
-    from supernode.errors import SpecError
+    from supernode.errors import MachineError
+    from supernode.files import alone, check_writable
     from supernode.hardware.calibration import default_path
     from supernode.schema.codec import to_plain
 
     path = out if out is not None else default_path(device)
-    if path.is_dir():
-        raise SpecError(f"cannot write `--out {path}`, which is a folder", hint="name a file in it.")
     console = Console(stderr=True)
     columns = TextColumn("{task.description}"), BarColumn(bar_width=24), TimeRemainingColumn()
-    with Progress(*columns, console=console, disable=as_json or not console.is_terminal) as progress:
-        task = progress.add_task("starting", total=1.0)
-        found = control.calibrate(
-            cards=cards,
-            device=device,
-            progress=lambda what, done: progress.update(task, description=what, completed=done),
-        )
-    control.write(found, path)
+    with ExitStack() as held:
+        try:  # Measuring takes minutes: whether its outcome can be kept is found out before.
+            path.parent.mkdir(parents=True, exist_ok=True)
+            held.enter_context(alone(path, hint="wait for it: two calibrations at once would measure each other."))
+            check_writable(path)
+        except OSError as error:
+            raise MachineError(
+                f"{path} cannot be written: {error.strerror}", hint="name another with `--out`."
+            ) from error
+        with Progress(*columns, console=console, disable=as_json or not console.is_terminal) as progress:
+            task = progress.add_task("starting", total=1.0)
+            found = control.calibrate(
+                cards=cards,
+                device=device,
+                progress=lambda what, done: progress.update(task, description=what, completed=done),
+            )
+        control.write(found, path)
     if as_json:
         show.print_json({"file": str(path), **to_plain(found)})
         return

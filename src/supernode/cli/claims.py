@@ -27,11 +27,16 @@ def claims(names: Names = None, out: Page = None, as_json: Json = False) -> None
     from supernode.claims.page import page, plain
     from supernode.claims.table import show as computed
     from supernode.cli import show
-    from supernode.control.runs import write_whole
     from supernode.errors import SpecError
+    from supernode.files import check_writable, write_whole
 
-    if out is not None and (out.is_dir() or not out.parent.is_dir()):
-        raise SpecError(f"cannot write `--out {out}`", hint="name a file in a folder that exists.")
+    if out is not None:
+        try:
+            check_writable(out)
+        except OSError as error:
+            raise SpecError(
+                f"cannot write `--out {out}`: {error.strerror}", hint="name a file in a folder that exists."
+            ) from None
     progress = None if as_json else show.talk
     entries = list(computed(names or (), progress=progress))
     if as_json:

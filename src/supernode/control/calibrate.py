@@ -12,8 +12,8 @@ from supernode.backends.fork_client import ForkServer
 from supernode.backends.measuring import Bench
 from supernode.calibrating.evaluate import evaluate
 from supernode.calibrating.programme import SIZES, Order, plan_of, programme
-from supernode.control.runs import write_whole
 from supernode.errors import MachineError
+from supernode.files import write_whole
 from supernode.hardware.calibration import Calibration, Sample, write_calibration
 from supernode.schema.codec import to_json
 

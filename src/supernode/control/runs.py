@@ -17,6 +17,7 @@ from pathlib import Path
 from supernode.checkpoint import store
 from supernode.control.journal import read
 from supernode.errors import CheckpointError, MachineError, RunError, SupernodeError
+from supernode.files import DRAFT, write_whole
 from supernode.scheduling.state import fold
 from supernode.schema.codec import from_json, to_json
 from supernode.schema.event import Started
@@ -31,22 +32,6 @@ OLD_RANKS_SECONDS = 20.0
 LOOK_SECONDS = 0.5
 """How long a folder may seem taken while someone looks whether it is."""
 _DATA_FILES = {"train.bin", "held_out.bin", "corpus.json", "tokenizer.json"}
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file so that its name never stands for half of it.
-
-    Raises:
-        OSError: it cannot be written; what bore the name before still does.
-    """
-    draft = path.with_name(f".{path.name}")
-    try:
-        draft.write_text(text, encoding="utf-8")
-        os.replace(draft, path)
-    except OSError:
-        with suppress(OSError):
-            draft.unlink(missing_ok=True)
-        raise
 
 
 class RunFolder:
@@ -220,13 +205,13 @@ def create(folder: Path, job: JobSpec) -> RunFolder:
 
 def never_started(folder: Path) -> bool:
     """Tell whether a folder holds what a run leaves that was killed while it prepared, and nothing besides."""
-    names = {entry.name for entry in folder.iterdir()}
+    names = {entry.name for entry in folder.iterdir() if not entry.name.startswith(DRAFT)}
     if DATA in names and not (folder / DATA).is_dir():
         return False
     data = {entry.name for entry in (folder / DATA).iterdir()} if DATA in names else set()
-    if names - {JOB, f".{JOB}", DATA, JOURNAL, f"{JOURNAL}-wal", f"{JOURNAL}-shm"}:
+    if names - {JOB, DATA, JOURNAL, f"{JOURNAL}-wal", f"{JOURNAL}-shm"}:
         return False
-    if not all(name in _DATA_FILES or name.startswith(".draft-") for name in data):
+    if not all(name in _DATA_FILES or name.startswith(DRAFT) for name in data):
         return False
     if (folder / JOURNAL).exists() and any(read(folder / JOURNAL)):
         return False

@@ -11,6 +11,7 @@ from pathlib import Path
 from supernode.advice.terms import restart_seconds, whole_runs, writing_seconds
 from supernode.control.drive import drive
 from supernode.errors import MachineError, SpecError
+from supernode.files import write_all
 from supernode.hardware.machine import Machine
 from supernode.scheduling.controller import Controller
 from supernode.schema.event import Event, Started
@@ -88,10 +89,8 @@ def _draw(folder: Path, timeline: Timeline, bars: tuple[Bar, ...]) -> tuple[Path
     picture, trace, parts = folder / "timeline.svg", folder / "trace.json", folder / "waterfall.svg"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        picture.write_text(timeline_svg(timeline.spans), encoding="utf-8")
-        trace.write_text(json.dumps(chrome_trace(timeline.spans)), encoding="utf-8")
-        if bars:
-            parts.write_text(waterfall_svg(bars), encoding="utf-8")
+        drawn = {picture: timeline_svg(timeline.spans), trace: json.dumps(chrome_trace(timeline.spans))}
+        write_all(drawn | ({parts: waterfall_svg(bars)} if bars else {}))
     except OSError as error:
         raise MachineError(
             f"cannot write in {folder}: {os.strerror(error.errno or 0)}", hint="choose another `--out`."

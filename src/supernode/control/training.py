@@ -31,6 +31,7 @@ from supernode.errors import (
     SpecError,
     SupernodeError,
 )
+from supernode.files import write_whole
 from supernode.intake.jobfile import job_from, job_to_dict, overridden
 from supernode.pages.report import make_report, report_html, report_json
 from supernode.planning.layout import fit_layout, resolve_layout
@@ -178,7 +179,7 @@ def write_report(folder: str | Path) -> Report:
     report = replace(make_report(state), folder=str(run.path))
     for name, text in (("report.html", report_html(report, state)), ("report.json", json.dumps(report_json(report)))):
         try:
-            runs.write_whole(run.path / name, text)
+            write_whole(run.path / name, text)
         except OSError as error:
             raise MachineError(
                 f"{run.path / name} cannot be written: {error.strerror}",

@@ -12,6 +12,7 @@ import yaml
 
 from supernode.advice.question import Question, question_about, question_of
 from supernode.errors import MachineError, SpecError
+from supernode.files import write_new
 from supernode.intake.jobfile import anchored, job_from, job_to_dict, overridden
 from supernode.intake.yamlfile import read_mapping
 from supernode.schema.job import JobSpec
@@ -80,8 +81,7 @@ def write_job(job: JobSpec, file: Path) -> None:
     """
     text = yaml.dump(_spoken(job_to_dict(job), job_to_dict(JobSpec())), Dumper=_Dumper, sort_keys=False)
     try:
-        with file.open("x", encoding="utf-8") as lines:
-            lines.write(text)
+        write_new(file, text)
     except FileExistsError:
         raise SpecError(f"{file} exists", hint="remove it, or choose another `--write`.") from None
     except OSError as error:

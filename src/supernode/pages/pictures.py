@@ -15,6 +15,7 @@ from supernode.advice.compare import Comparison, verdict
 from supernode.advice.project import Project
 from supernode.advice.question import Question
 from supernode.errors import MachineError
+from supernode.files import write_all
 from supernode.pages.chart import WIDTH, stacked_bar
 from supernode.pages.page import PAGE, STYLE
 from supernode.search.best import Plans, figures, words
@@ -183,8 +184,7 @@ def _grid(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def _write(folder: Path, files: Mapping[str, str]) -> tuple[Path, ...]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, text in files.items():
-            (folder / name).write_text(text, encoding="utf-8")
+        write_all({folder / name: text for name, text in files.items()})
     except OSError as error:
         raise MachineError(
             f"cannot write in {folder}: {os.strerror(error.errno or 0)}", hint="choose another `--out`."

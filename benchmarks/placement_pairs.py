@@ -22,7 +22,6 @@ from supernode.placing.placement import (
     Placed,
     best_place,
     every_order,
-    machine_tiers,
     place,
     slow_bytes,
     with_spares,
@@ -60,21 +59,21 @@ class Pair:
         card = card_of(self.machine)
         if self.machine.topology == "torus":
             return TorusPlaces(self.model, ways, card, software, self.machine).in_rank_order()
-        return place(self.model, ways, card, software, machine_tiers(self.machine))
+        return place(self.model, ways, card, software, self.machine.nested_tiers)
 
     def best(self, ways: Strategies, software: Software) -> Placed:
         """Return a strategy where our planner puts it."""
         card = card_of(self.machine)
         if self.machine.topology == "torus":
             return TorusPlaces(self.model, ways, card, software, self.machine).best()
-        return best_place(self.model, ways, card, software, machine_tiers(self.machine))
+        return best_place(self.model, ways, card, software, self.machine.nested_tiers)
 
     def every(self, ways: Strategies, software: Software) -> Iterable[Placed]:
         """Return a strategy in every place that is tried."""
         card = card_of(self.machine)
         if self.machine.topology == "torus":
             return TorusPlaces(self.model, ways, card, software, self.machine).all()
-        return every_order(self.model, ways, card, software, machine_tiers(self.machine))
+        return every_order(self.model, ways, card, software, self.machine.nested_tiers)
 
     def by_bytes(self, ways: Strategies, software: Software) -> Iterator[tuple[float, Callable[[], Placed]]]:
         """Yield each place's bytes over the slowest tier with what says the rest of it; nothing off a torus' grid."""
@@ -86,7 +85,7 @@ class Pair:
             return
         wide = [axis for axis in RANK_ORDER if float(getattr(ways, axis)) > 1]
         narrow = [axis for axis in RANK_ORDER if axis not in wide]
-        for tiers in with_spares(machine_tiers(self.machine), int(ways.cards)):
+        for tiers in with_spares(self.machine.nested_tiers, int(ways.cards)):
             for first in permutations(wide):
                 order = (*first, *narrow)
                 nbytes = slow_bytes(self.model, ways, software, tiers, order=order)

@@ -148,6 +148,18 @@ def test_a_machine_has_the_levels_of_its_wiring() -> None:
     assert hybrid[0].bandwidth > hybrid[1].bandwidth
 
 
+@pytest.mark.parametrize(
+    ("name", "sizes"), [("96xH100", (8, 12)), ("12xGB200", (8, 2)), ("100xH200", (8, 13)), ("128xH100", (8, 8, 2))]
+)
+def test_racks_that_a_machine_does_not_fill_are_left_out_and_its_last_node_is_part_filled(
+    name: str, sizes: tuple[int, ...]
+) -> None:
+    levels = levels_of(predefined(name))
+
+    assert tuple(one.size for one in levels) == sizes
+    assert levels[-1].bandwidth == predefined(name).tiers[-1].bandwidth
+
+
 def test_levels_of_other_sizes_are_refused() -> None:
     with pytest.raises(SpecError, match=r"groups of \[8\] on levels of \[4\]"):
         outline_time(outline.exchange((8,)), [level("ring", 4)], MB)

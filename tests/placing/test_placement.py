@@ -20,7 +20,6 @@ from supernode.placing.placement import (
     best_order,
     best_place,
     every_order,
-    machine_tiers,
     place,
     ring_bytes,
     slow_bytes,
@@ -117,10 +116,10 @@ def test_a_pipeline_sends_over_the_network_only_where_it_leaves_a_node() -> None
 
 
 def test_three_tiers_are_kept_where_they_nest() -> None:
-    tiers = machine_tiers(build_machine(512, "Hybrid", card="H100"))
+    tiers = build_machine(512, "Hybrid", card="H100").nested_tiers
 
     assert [tier.cards for tier in tiers] == [8, 64, 512]
-    torus = machine_tiers(build_machine(384, card="B200"))
+    torus = build_machine(384, card="B200").nested_tiers
     assert all(outer.cards % inner.cards == 0 for inner, outer in pairwise(torus))
 
 

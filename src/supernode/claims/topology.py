@@ -11,7 +11,7 @@ from supernode.forecast.efficiency import CardModel
 from supernode.forecast.rates import card_of
 from supernode.hardware.assemble import build_machine
 from supernode.hardware.machine import Machine
-from supernode.placing.placement import Placed, best_order, machine_tiers, place
+from supernode.placing.placement import Placed, best_order, place
 from supernode.search.best import bill_of, room_of
 from supernode.search.search import Choice, search
 from supernode.search.space import Space
@@ -65,7 +65,7 @@ def aware_partition(setting: Setting) -> Shown:
 
 def _saved(job: Job, machine: Machine) -> tuple[float, float]:
     """Return the parts of waiting, and of bytes over the slowest tier, that knowing the fabric saves."""
-    card, tiers = card_of(machine), machine_tiers(machine)
+    card, tiers = card_of(machine), machine.nested_tiers
     space = space_of(job, machine)
     flat = replace(card, wires=replace(card.wires, node_cards=machine.card_count))
     few = [best_order(job.model, one.ways(space), card, SOFTWARE, tiers) for one in _best(space, card, machine)]

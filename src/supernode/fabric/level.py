@@ -171,13 +171,12 @@ def check_fit(sizes: Sequence[int], levels: Sequence[Level]) -> None:
 
 
 def levels_of(machine: Machine, *, overhead: float = MESSAGE_OVERHEAD) -> tuple[Level, ...]:
-    """Return a machine's levels, innermost first.
+    """Return a machine's levels, innermost first; the last one's last group may be part-filled.
+
+    Tiers of which the machine is no whole number are left out.
 
     Args:
         overhead: seconds that each message keeps its sender busy beside.
-
-    Raises:
-        SpecError: tiers whose sizes do not divide each other.
     """
     latency = machine.tiers[0].latency
     if machine.is_direct:
@@ -188,17 +187,12 @@ def levels_of(machine: Machine, *, overhead: float = MESSAGE_OVERHEAD) -> tuple[
             Level(kind=kind, size=size, bandwidth=rate, latency=latency, overhead=overhead) for size in sizes
         )  # fmt: skip
     levels, below = [], 1
-    for tier in machine.tiers:
-        if tier.cards % below:
-            raise SpecError(
-                f"tier {tier.name} holds {tier.cards} cards, the one below {below}",
-                hint="choose a `card_count` that whole nodes and racks make up.",
-            )
+    for tier in machine.nested_tiers:
         # A tier's latency is from card to card: two links, one up and one down.
         levels.append(
             Level(
                 kind="switch",
-                size=tier.cards // below,
+                size=-(-tier.cards // below),
                 bandwidth=tier.bandwidth,
                 latency=tier.latency / 2,
                 overhead=overhead,

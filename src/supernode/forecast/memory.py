@@ -22,7 +22,7 @@ class MemoryParts:
         gradients: in float32.
         optimizer: float32 copy of the weights and two moments.
         activations: what forwards leave until their backwards.
-        workspace: logits and their gradient, or one layer computed anew.
+        workspace: logits and their gradient, one layer computed anew, or what the update makes.
     """
 
     weights: Numbers
@@ -96,12 +96,14 @@ def _rank_parts(
     wide = np.where(software.master_copy, WIDE_BYTES, ways.element)
     # Where the strategy does not say, activations are spread evenly.
     each = kept * np.where((ways.fullest > 0) | is_last, share, 1 / ways.pipeline)
+    activations, gradients = each * _in_flight(ways, is_last=is_last), held(2) * wide
+    updating = np.maximum(gradients - activations, 0) if software.copies_update else 0
     parts = MemoryParts(
         weights=(held(3) + gathered) * ways.element,
-        gradients=held(2) * wide,
+        gradients=gradients,
         optimizer=held(1) * (software.moments * wide + np.where(wide > ways.element, WIDE_BYTES, 0)),
-        activations=each * _in_flight(ways, is_last=is_last),
-        workspace=np.maximum(logits, anew),
+        activations=activations,
+        workspace=np.maximum(np.maximum(logits, anew), updating),
     )
     return parts, each
 

@@ -109,6 +109,19 @@ class Machine:
         return -(-self.card_count // self.node_cards)
 
     @property
+    def nested_tiers(self) -> tuple[Tier, ...]:
+        """The tiers that each hold whole numbers of the one before, and the outermost.
+
+        A tier of which the machine is no whole number (racks of 64 cards under 96) is left out; the last node may be
+        part-filled.
+        """
+        kept, last = [self.tiers[0]], self.tiers[-1]
+        for tier in self.tiers[1:-1]:
+            if tier.cards % kept[-1].cards == 0 and last.cards % tier.cards == 0:
+                kept.append(tier)
+        return (*kept, last) if len(self.tiers) > 1 else (last,)
+
+    @property
     def cpus(self) -> int:
         """CPU packages over all hosts."""
         return self.node.cpus * self.hosts if self.node else 1

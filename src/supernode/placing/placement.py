@@ -12,7 +12,7 @@ import numpy as np
 from supernode.forecast.efficiency import CardModel
 from supernode.forecast.network import Wires
 from supernode.forecast.times import StepParts, step_parts
-from supernode.hardware.machine import Machine, Tier
+from supernode.hardware.machine import Tier
 from supernode.workload.shape import ModelShape
 from supernode.workload.strategy import FULL, Software, Strategies
 
@@ -44,15 +44,6 @@ def tiers_of(wires: Wires, cards: int) -> tuple[Tier, ...]:
     node = Tier(name="node", cards=wires.node_cards, bandwidth=wires.inside, latency=wires.inside_latency)
     whole = Tier(name="machine", cards=cards, bandwidth=wires.outside, latency=wires.outside_latency)
     return (node, whole) if cards > wires.node_cards else (replace(node, cards=cards),)
-
-
-def machine_tiers(machine: Machine) -> tuple[Tier, ...]:
-    """Return a machine's tiers, those left out that hold no more than whole numbers of the one before."""
-    kept = [machine.tiers[0]]
-    for tier in machine.tiers[1:]:
-        if tier.cards % kept[-1].cards == 0:
-            kept.append(tier)
-    return tuple(kept)
 
 
 def with_spares(tiers: Sequence[Tier], cards: int) -> Iterator[tuple[Tier, ...]]:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from supernode.errors import SpecError
 from supernode.forecast.efficiency import CardModel
 from supernode.hardware.machine import Machine
-from supernode.placing.placement import RANK_ORDER, best_order, machine_tiers, place
+from supernode.placing.placement import RANK_ORDER, best_order, place
 from supernode.placing.torus import TorusPlaces, cards_of
 from supernode.workload.shape import ModelShape
 from supernode.workload.strategy import Software, Strategies
@@ -49,7 +49,7 @@ def where(model: ModelShape, ways: Strategies, card: CardModel, software: Softwa
             return _on_torus(TorusPlaces(model, ways, card, software, machine))
         except SpecError:  # degrees that do not lie evenly along its dims
             pass
-    tiers = machine_tiers(machine)
+    tiers = machine.nested_tiers
     best = best_order(model, ways, card, software, tiers)
     usual = place(model, ways, card, software, tiers)
     wide = tuple(axis for axis in best.order if float(getattr(ways, axis)) > 1)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from supernode.forecast.efficiency import precision_index
 from supernode.forecast.memory import memory_parts
 from supernode.planning.work import ELEMENT_BYTES, shape_of
-from supernode.schema.plan import MemoryUse, Plan
+from supernode.schema.plan import MemoryUse, Plan, Stage
 from supernode.workload.shape import decoder_shape
 from supernode.workload.strategy import GPIPE, INTERLEAVED, ONE_F_ONE_B, Software, Strategies, make_strategies
 
@@ -23,15 +25,8 @@ def memory_use(plan: Plan) -> MemoryUse | None:
         return None
     does = trainer(precision=plan.job.precision, moments=moments(plan), drops=shape.dropout > 0)
     held = memory_parts(decoder_shape(shape), strategy_of(plan), does)
-    activations, weights = float(held.activations), float(held.weights)
-    # The update makes one temporary as large as the weights (torch.optim, foreach); by then activations are free.
-    return MemoryUse(
-        weights=round(weights),
-        gradients=round(float(held.gradients)),
-        optimizer=round(float(held.optimizer)),
-        activations=round(activations),
-        workspace=round(max(float(held.workspace), float(held.gradients) - activations)),
-    )
+    names = ("weights", "gradients", "optimizer", "activations", "workspace")
+    return MemoryUse(**{name: round(float(getattr(held, name))) for name in names})
 
 
 def moments(plan: Plan) -> int:
@@ -43,16 +38,22 @@ def moments(plan: Plan) -> int:
 def strategy_of(plan: Plan) -> Strategies:
     """Return the plan's degrees in the forecast's terms, with the layers that its pipeline ranks really hold."""
     layout = plan.layout
-    held = [0] * layout.pipeline
-    for stage in plan.stages:
-        held[stage.rank] += stage.last - stage.first
+    most, last = held_layers(plan.stages, pipeline=layout.pipeline)
     return make_strategies(
         tensor=layout.tensor, pipeline=layout.pipeline, interleave=layout.interleave, data=layout.data,
         sharding=3 if layout.sharding == "fsdp" and layout.data > 1 else 0, micro_batch=plan.micro_batch,
         batch=plan.micro_batch * plan.micro_batches * layout.data, sequence=plan.job.data.sequence,
         schedule=SCHEDULES[layout.schedule], precision=precision_index(plan.job.precision),
-        fullest=max(held[:-1], default=0), last=held[-1] if layout.pipeline > 1 else 0,
+        fullest=most, last=last,
     )  # fmt: skip
+
+
+def held_layers(stages: Sequence[Stage], *, pipeline: int) -> tuple[int, int]:
+    """Return the layers of the pipeline rank that holds most, the last one left out, and of the last; 0 of one rank."""
+    held = [0] * pipeline
+    for stage in stages:
+        held[stage.rank] += stage.last - stage.first
+    return (max(held[:-1]), held[-1]) if pipeline > 1 else (0, 0)
 
 
 def trainer(
@@ -75,4 +76,5 @@ def trainer(
     return Software(
         fused=False, dropout=drops, gradient_bytes=element, update_bytes=passes * element, splits_ends=True,
         scatters_once=True, whole_gradients=True, whole_messages=True, master_copy=False, moments=moments,
+        copies_update=True,
     )  # fmt: skip

@@ -1,18 +1,11 @@
-"""What would a step of the user's own module take? Follows one without values, in a process of its own.
-
-Run as `python -m supernode.probing.trace`: reads a `TraceRequest` as JSON from its input, writes a trace, or what went
-wrong, to its output. The user's code may print, exit or hang; none of it reaches the process that asked.
-"""
+"""What would a step of the user's own module take? Follows one without values, or computes one where it must."""
 
 from __future__ import annotations
 
-import json
-import os
 import resource
-import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,15 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from supernode.errors import ModelError, SupernodeError
+from supernode.errors import ModelError
 from supernode.parallel.assemble import DTYPES
 from supernode.parallel.chance import seed_for, seed_generators
 from supernode.parallel.tensor import cross_entropy
 from supernode.parallel.usercode import blame, build_user_data, build_user_model
 from supernode.probing.counting import LOSS, Counter, Tally
 from supernode.schema.job import JobSpec
-from supernode.schema.plain import read
-from supernode.schema.trace import ModelTrace, PassWork, Size, TracedPart, TraceRequest, Work
+from supernode.schema.trace import ModelTrace, PassWork, Size, TracedPart, Work
 from supernode.training.data import CheckedSamples, user_loss
 
 Batches = Callable[[int], tuple[Tensor, Tensor]]
@@ -239,21 +231,3 @@ def _last_line(error: BaseException) -> str:
     where = f" ({Path(frames[0].filename).name}, line {frames[0].lineno})" if frames else ""
     said = (str(error).splitlines() or [""])[0]
     return f"{type(error).__name__}: {said}{where}"
-
-
-def main() -> None:
-    """Answer one request."""
-    out = os.dup(1)
-    os.dup2(2, 1)  # What the user's code prints is talk.
-    answer: dict[str, Any]
-    try:
-        request = read(TraceRequest, sys.stdin.read())
-        answer = {"trace": asdict(trace_job(request.job, micro_batch=request.micro_batch))}
-    except SupernodeError as error:
-        answer = {"error": type(error).__name__, "message": error.message, "hint": error.hint}
-    with os.fdopen(out, "w", encoding="utf-8") as stream:
-        json.dump(answer, stream)
-
-
-if __name__ == "__main__":
-    main()

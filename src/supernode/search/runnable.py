@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Literal, get_args
 
 from supernode.errors import SpecError
 from supernode.planning.cost import with_sums
-from supernode.planning.memory import trainer
+from supernode.planning.cut import cut_stages
+from supernode.planning.memory import held_layers, trainer
 from supernode.schema.job import JobSpec, Parallelism
 from supernode.search.search import Choice
 from supernode.search.space import Space
@@ -74,8 +76,28 @@ def runnable_space(space: Space, job: JobSpec | None = None, *, is_core: bool = 
     return replace(
         space, software=with_sums(ours, make_strategies(), is_core=is_core), does=does, schedules=tuple(SCHEDULES),
         shardings=tuple(SHARDINGS), offloads=(0,), sequence_parallels=(0,), only_recomputes=(NO_RECOMPUTE,),
-        most_context=1, is_filled=True, most_tensor=min(space.most_tensor, int(model.key_value_heads)),
+        most_context=1, is_filled=True, cut=planner_cut(model, space.sequence),
+        most_tensor=min(space.most_tensor, int(model.key_value_heads)),
     )  # fmt: skip
+
+
+def planner_cut(model: ModelShape, sequence: int) -> Callable[[int, int], tuple[int, int]]:
+    """Return what tells, for pipeline and interleaving, the layers of the fullest rank but the last, and of the last.
+
+    The planner evens out arithmetic, so that ranks hold unequal layers: the head counts for some on the last one.
+    """
+    width, heads, keys = float(model.width), float(model.heads), float(model.key_value_heads)
+    attention = heads * float(model.head_width + model.values) + keys * float(model.head_width + model.values)
+    # As `planning.work` counts them: FLOPs per token of a layer's forward, causal scores included, and of the head's.
+    layer = 2 * width * (attention + 3 * float(model.mlp_width)) + 2 * width * sequence
+    head = 2 * width * float(model.vocabulary)
+
+    @cache
+    def cut(pipeline: int, interleave: int) -> tuple[int, int]:
+        stages = cut_stages([layer] * int(model.layers), pipeline=pipeline, interleave=interleave, head=head)
+        return held_layers(stages, pipeline=pipeline)
+
+    return cut
 
 
 def is_runnable(space: Space) -> bool:

@@ -76,6 +76,7 @@ class Choice:
         return make_strategies(
             batch=space.batch, sequence=space.sequence, precision=space.precision,
             **{name: self.axes[name] for name in names},
+            **space.stages(np.asarray(self.axes["pipeline"]), np.asarray(self.axes["interleave"])),
         )  # fmt: skip
 
     def software(self, space: Space) -> Software:

@@ -27,6 +27,7 @@ from supernode.workload.strategy import (
     Strategies,
 )
 
+Grid = dict[str, NDArray[np.int64]]
 ROW_AXES = ("cards", "tensor", "context", "expert", "pipeline", "schedule", "interleave", "micro_batch")
 SWITCHES = ("sequence_parallel", "recompute", "sharding")
 OVERLAPS = ("overlaps_tensor", "overlaps_data", "overlaps_pipeline")
@@ -108,6 +109,8 @@ class Space:
         only_recomputes: what may be computed again; None for all that changes something.
         does: what the program does besides, as it follows from the strategies; None for nothing.
         is_filled: a step has at least as many micro-batches as there are stages.
+        cut: layers of the fullest pipeline rank but the last, and of the last, for a pipeline degree and an
+            interleaving; None for stages of equal layers.
     """
 
     model: ModelShape
@@ -129,6 +132,7 @@ class Space:
     only_recomputes: tuple[int, ...] | None = None
     is_filled: bool = False
     does: Callable[[Software, Strategies], Software] | None = None
+    cut: Callable[[int, int], tuple[int, int]] | None = None
 
     def __post_init__(self) -> None:
         if not self.cards or min(self.cards) < 1 or self.batch < 1 or self.sequence < 1:
@@ -149,19 +153,9 @@ class Space:
         return sum(block.strategies for block in self.blocks())
 
     def blocks(
-        self,
-        *,
-        table: dict[str, Numbers] | None = None,
-        rows: NDArray[np.int64] | None = None,
-        size: int = BLOCK_ROWS,
+        self, *, table: dict[str, Numbers] | None = None, rows: NDArray[np.int64] | None = None, size: int = BLOCK_ROWS
     ) -> Iterator[Block]:
-        """Yield all strategies once, fewest cards first.
-
-        Args:
-            table: what `row_table` returned before.
-            rows: only these places of it.
-            size: rows of a block.
-        """
+        """Yield all strategies once, fewest cards first, or only those of some rows of what `row_table` returned."""
         table = row_table(self) if table is None else table
         chosen = np.arange(table["cards"].size) if rows is None else rows
         is_spread = table["tensor"][chosen] > 1
@@ -176,6 +170,14 @@ class Space:
                     rows_here = kind[start : start + size]
                     yield from self._alike(table, rows_here, spread=spread, copied=copied, staged=staged)
 
+    def stages(self, pipeline: Numbers, interleave: Numbers) -> dict[str, Numbers]:
+        """Return the layers of the fullest pipeline ranks as strategies have them; nothing where all hold as many."""
+        if self.cut is None:
+            return {}
+        held = [self.cut(int(p), int(v)) for p, v in zip(np.ravel(pipeline), np.ravel(interleave), strict=True)]
+        most, last = np.array(held, dtype=float).T.reshape(2, *np.shape(pipeline))
+        return {"fullest": most, "last": last}
+
     def working(self, software: Software, ways: Strategies) -> Software:
         """Return the software with what it does on strategies."""
         return self.does(software, ways) if self.does is not None else software
@@ -187,7 +189,7 @@ class Space:
         part = {name: numbers[rows] for name, numbers in table.items()}
         cards = part.pop("cards")
         ways = Strategies(
-            **part,
+            **part, **self.stages(part["pipeline"], part["interleave"]),
             batch=np.asarray(float(self.batch)), sequence=np.asarray(float(self.sequence)),
             precision=np.asarray(float(self.precision)),
             sequence_parallel=_dim(self.sequence_parallels if spread else (0,), 2), recompute=_dim(self.recomputes, 1),
@@ -261,7 +263,7 @@ def _contexts(space: Space) -> list[int]:
     return [2**power for power in range(most.bit_length()) if 2**power <= most] if space.model.attentions else [1]
 
 
-def _runs(space: Space, grid: dict[str, NDArray[np.int64]], layers: int) -> NDArray[np.bool_]:
+def _runs(space: Space, grid: Grid, layers: int) -> NDArray[np.bool_]:
     """Return which schedules, interleavings and micro-batches go with the degrees beside them."""
     stages, parts = grid["pipeline"], grid["pipeline"] * grid["interleave"]
     schedule = grid["schedule"]
@@ -280,9 +282,7 @@ def _runs(space: Space, grid: dict[str, NDArray[np.int64]], layers: int) -> NDAr
     return kept
 
 
-def _combined(
-    axes: dict[str, list[int]], within: dict[str, NDArray[np.int64]] | None = None
-) -> dict[str, NDArray[np.int64]]:
+def _combined(axes: dict[str, list[int]], within: Grid | None = None) -> Grid:
     """Return every combination of the axes' values, within every row of a table if there is one."""
     grids = np.meshgrid(*(np.asarray(values, dtype=np.int64) for values in axes.values()), indexing="ij")
     flat = {name: grid.ravel() for name, grid in zip(axes, grids, strict=True)}
@@ -295,5 +295,5 @@ def _combined(
     }
 
 
-def _keep(grid: dict[str, NDArray[np.int64]], which: NDArray[np.bool_]) -> dict[str, NDArray[np.int64]]:
+def _keep(grid: Grid, which: NDArray[np.bool_]) -> Grid:
     return {name: numbers[which] for name, numbers in grid.items()}

@@ -159,6 +159,8 @@ class Software:
         master_copy: weights of 16 bits have a float32 copy, and gradients and moments are of float32; else all are of
             the weights' own precision.
         moments: numbers that the optimizer keeps for each weight.
+        copies_update: the update makes one temporary as large as the gradients, when activations are free (torch.optim,
+            foreach).
     """
 
     flash: bool = True
@@ -198,3 +200,4 @@ class Software:
     gathers_by_layer: bool = False
     master_copy: bool = True
     moments: int = 2
+    copies_update: bool = False

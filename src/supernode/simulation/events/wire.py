@@ -93,11 +93,7 @@ def card_network(card: CardModel, cards: int) -> Network:
 
 
 def machine_network(machine: Machine, card: CardModel, cards: int) -> Network:
-    """Return a machine's own fabric at the rates that collectives reach, as far as the first `cards` cards need it.
-
-    Raises:
-        SpecError: tiers whose sizes do not divide each other.
-    """
+    """Return a machine's own fabric at the rates that collectives reach, as far as the first `cards` cards need it."""
     reached = (card.fitted.inside, card.fitted.outside)
     levels, below = [], 1
     for place, level in enumerate(levels_of(machine)):

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +21,7 @@ from supernode.schema.trace import TraceRequest
 pytestmark = pytest.mark.slow
 
 FILE = """
-import os, sys, time
+import os, sys, threading, time
 import torch
 from torch import nn
 
@@ -35,6 +42,39 @@ class Wrong(nn.Linear):
     def forward(self, x):
         return super().forward(x.reshape(5, -1))
 def wrong(): return Wrong(6, 2)
+def leaves_a_thread():
+    threading.Thread(target=time.sleep, args=(300,)).start()
+    return fine()
+def leaves_a_thread_and_exits():
+    threading.Thread(target=time.sleep, args=(300,)).start()
+    sys.exit("no licence")
+def leaves_a_child():
+    pid = os.fork()
+    if pid == 0:
+        time.sleep(300)
+    open(os.path.join(os.path.dirname(__file__), "left"), "w").write(str(pid))
+    return fine()
+def leaves_a_child_and_dies():
+    leaves_a_child()
+    os._exit(4)
+def leaves_a_child_that_talks_and_dies():
+    if os.fork() == 0:
+        while True:
+            os.write(2, b"still here" * 1000)
+    os._exit(5)
+def comes_back_twice():
+    os.fork()
+    return fine()
+def talks():
+    for _ in range(20_000):
+        print("x" * 100)
+    for descriptor in range(3, 20):
+        try: os.write(descriptor, b'{"trace": 1}')
+        except OSError: pass
+    return fine()
+def works_forever():
+    open(os.path.join(os.path.dirname(__file__), "pid"), "w").write(f"{os.getpid()}.")
+    while True: pass
 """
 
 
@@ -83,3 +123,75 @@ def test_data_that_cannot_be_read_is_told_as_such(file: Path) -> None:
 def test_code_that_hangs_is_ended(file: Path) -> None:
     with pytest.raises(ModelError, match="more than 8 s"):
         trace(request(file, "sleeps"), most_seconds=8)
+
+
+def is_there(pid: int) -> bool:
+    """Tell whether a process is at work; one that nobody has reaped yet is not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def wait_until_gone(pid: int) -> None:
+    for _ in range(300):
+        if not is_there(pid):
+            return
+        time.sleep(0.1)
+    os.kill(pid, signal.SIGKILL)
+    pytest.fail(f"process {pid} is still there")
+
+
+@pytest.mark.parametrize("function", ["leaves_a_thread", "leaves_a_child", "comes_back_twice", "talks"])
+def test_the_answer_is_taken_whatever_is_left_behind(file: Path, function: str) -> None:
+    found = trace(request(file, function), most_seconds=60)
+
+    assert found.parameters == 6 * 4 + 4 + 4 * 2 + 2
+    if function == "leaves_a_child":
+        wait_until_gone(int((file.parent / "left").read_text()))
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        ("leaves_a_thread_and_exits", "raised SystemExit: no licence"),
+        ("leaves_a_child_and_dies", "exit code 4"),
+        ("leaves_a_child_that_talks_and_dies", "exit code 5"),
+    ],
+)
+def test_the_end_is_seen_whatever_is_left_behind(file: Path, function: str, says: str) -> None:
+    with pytest.raises(ModelError, match=says):
+        trace(request(file, function), most_seconds=60)
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_nothing_goes_on_when_the_asker_is_ended(file: Path, end: signal.Signals) -> None:
+    code = f"""
+        from supernode.backends.tracing import trace
+        from supernode.schema.job import DataSpec, JobSpec
+        from supernode.schema.trace import TraceRequest
+        job = JobSpec(model="{file}:works_forever", data=DataSpec(dataset="{file}:points"))
+        trace(TraceRequest(job=job, micro_batch=4))
+    """
+    asker = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)])
+    while not (file.parent / "pid").exists() or not (file.parent / "pid").read_text().endswith("."):
+        assert asker.poll() is None
+        time.sleep(0.1)
+    pid = int((file.parent / "pid").read_text().rstrip("."))
+    assert is_there(pid)
+
+    asker.send_signal(end)
+
+    assert asker.wait() == -end
+    wait_until_gone(pid)
+
+
+def test_a_thread_may_ask_after_the_one_that_started_it_has_ended(file: Path) -> None:
+    found: list[int] = []
+    asks = threading.Thread(target=lambda: found.append(trace(request(file, "fine")).parameters))
+    starts = threading.Thread(target=asks.start)
+    starts.start()
+    starts.join()
+    asks.join()
+
+    assert found == [6 * 4 + 4 + 4 * 2 + 2]

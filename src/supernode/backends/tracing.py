@@ -97,7 +97,7 @@ def _listen(child: subprocess.Popen[bytes], asked: bytes, mark: bytes, most_seco
             del talk[:-TALK_BYTES]
             if (begin := told.find(mark)) >= 0 and (end := told.find(b"\n", begin)) >= 0:
                 return bytes(told[begin + len(mark) : end]), bytes(talk)
-            if has_ended and not ready:
+            if has_ended and all(key.data is not told for key, _ in ready):
                 return b"", bytes(talk)
             if time.monotonic() > deadline:
                 raise TimeoutError

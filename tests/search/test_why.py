@@ -16,7 +16,7 @@ from supernode.planning.planner import make_plan
 from supernode.schema.job import DataSpec, JobSpec
 from supernode.schema.model import DecoderShape
 from supernode.search.best import Plans, best_plans
-from supernode.search.offload import Room
+from supernode.search.offload import Room, holding
 from supernode.search.runnable import job_of
 from supernode.search.why import BETTER, RESOURCES
 from supernode.simulation.waterfall import plans_waterfall
@@ -51,6 +51,33 @@ def test_parts_add_up_to_the_time(kind: str, calibrated: Machine) -> None:
         spread = [choice for choice in plans.found.best if choice.axes["tensor"] * choice.axes["data"] > 1]
         assert all(float(step_parts(plans.space.model, choice.ways(plans.space), plans.card,
                                     choice.software(plans.space)).host) > 0 for choice in spread)  # fmt: skip
+
+
+def test_a_host_link_works_while_the_card_waits_for_others() -> None:
+    plans = best_plans(public_model("kimi-k2"), predefined("512xGPU"), 1024, sequence=4096, top=5, objective="memory")
+    room = plans.room
+    for choice, reason in zip(plans.found.best, plans.reasons, strict=True):
+        ways, software = choice.ways(plans.space), choice.software(plans.space)
+        step, held = (
+            step_parts(plans.space.model, ways, plans.card, software),
+            holding(plans.space.model, ways, software),
+        )
+        # By hand: weights and activations stream both ways for each micro-batch, beside all but the update.
+        stream = float(2 * ways.micro_batches * (held.parts.weights + held.each)) / room.host_bandwidth
+        states = float(held.parts.optimizer) / room.host_bandwidth
+        passes = float(step.total - step.optimizer - step.step)
+
+        assert choice.axes["offload"] == 7
+        assert choice.time == pytest.approx(max(passes, stream) + states + float(step.optimizer + step.step), rel=1e-9)
+        assert min(reason.saved.values()) >= 0
+
+
+@pytest.mark.parametrize("machine", ["512xGPU", "512xA100-80", "64xAscend-910C"])
+@pytest.mark.parametrize("name", ["kimi-k2", "gpt-oss-120b", "qwen3-30b-a3b"])
+def test_nothing_better_makes_a_step_longer(name: str, machine: str) -> None:
+    plans = best_plans(public_model(name), predefined(machine), 1024, sequence=4096, top=4)
+
+    assert min(saved for reason in plans.reasons for saved in reason.saved.values()) >= 0
 
 
 def test_measured_links_and_latency_are_told_apart(calibrated: Machine) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from supernode.forecast.efficiency import card_model
 from supernode.forecast.times import step_parts
-from supernode.hardware.assemble import build_machine
+from supernode.hardware.assemble import build_machine, predefined
 from supernode.planning.planner import make_plan
 from supernode.schema.job import DataSpec, JobSpec, Parallelism
 from supernode.schema.model import DecoderShape
@@ -89,6 +89,30 @@ def test_a_plan_is_explained_by_its_own_step() -> None:
 
     assert plan.step is not None
     assert sum(bar.seconds for bar in plan_waterfall(plan, machine)) == pytest.approx(plan.step.total)
+
+
+@pytest.mark.parametrize("name", ["deepseek-v3", "kimi-k2", "llama3-405b"])
+@pytest.mark.parametrize("card", ["A100-80", "H100"])
+@pytest.mark.parametrize("pipeline", [2, 4, 8])
+def test_no_part_is_below_nothing_whichever_rank_is_the_slowest(name: str, card: str, pipeline: int) -> None:
+    model = public_model(name)
+    ways = make_strategies(
+        tensor=4, expert=64 if model.mixtures else 1, pipeline=pipeline, data=512 // 4 // pipeline, batch=1024,
+        sequence=4096, sharding=1,
+    )  # fmt: skip
+    bars = waterfall(model, ways, card_model(card), Software())
+
+    assert min(bar.seconds for bar in bars) >= 0
+    total = float(step_parts(model, ways, card_model(card), Software()).total)
+    assert sum(bar.seconds for bar in bars) == pytest.approx(total, rel=1e-12)
+
+
+def test_the_search_whose_slowest_rank_computes_less_than_the_mean_has_no_part_below_nothing() -> None:
+    plans = best_plans(public_model("deepseek-v3"), predefined("512xA100-80"), 1024, sequence=4096, top=1)
+    bars = plans_waterfall(plans)
+
+    assert min(bar.seconds for bar in bars) >= 0
+    assert sum(bar.seconds for bar in bars) == pytest.approx(plans.best.time, rel=1e-9)
 
 
 def test_what_a_search_found_is_explained_with_its_offload() -> None:

@@ -76,9 +76,8 @@ def alone(space: Space, card: CardModel, room: Room, bill: Bill, axes: dict[str,
     ways, software, option = choice.ways(space), choice.software(space), int(axes["offload"])
     parts = step_parts(space.model, ways, card, software)
     held = holding(space.model, ways, software)
-    busy = parts.compute + parts.launch
     away = moved(held, option)
-    time = float(parts.total + waiting(held, option, ways, busy, room))
+    time = float(parts.total + waiting(held, option, ways, parts.total - parts.optimizer - parts.step, room))
     memory = float(held.total - away)
     if memory > room.memory or (option and float(away) > room.host_memory):
         return None

@@ -71,14 +71,16 @@ def moved(held: Holding, option: int) -> Numbers:
     return away
 
 
-def waiting(held: Holding, option: int, ways: Strategies, busy: Numbers, room: Room) -> Numbers:
-    """Return the seconds of a step that computing does not hide.
+def waiting(held: Holding, option: int, ways: Strategies, passes: Numbers, room: Room) -> Numbers:
+    """Return the seconds that offloading adds to a step.
 
-    Weights come for each pass of each micro-batch, activations go and come back, both beside the computing; the
-    optimizer's states come and go (the link carries both ways at once) when there is nothing left to compute.
+    Weights come for each pass of each micro-batch, activations go and come back. The host's link carries them from the
+    first pass to the last, while the card computes and while it waits for others: links and network are not its way.
+    So passes and link overlap, and the longer of both is what it takes. The optimizer's states come and go (the link
+    carries both ways at once) when there is nothing left to compute.
 
     Args:
-        busy: seconds of computing in a step.
+        passes: seconds that these take where nothing is offloaded: of a step, all but the update and what surrounds it.
     """
     wait, stream = np.zeros(()), np.zeros(())
     if option & OPTIMIZER:
@@ -88,5 +90,5 @@ def waiting(held: Holding, option: int, ways: Strategies, busy: Numbers, room: R
     if option & ACTIVATIONS:
         stream = stream + 2 * ways.micro_batches * held.each
     if option & (WEIGHTS | ACTIVATIONS):
-        wait = wait + np.maximum(stream / room.host_bandwidth - busy, 0)
+        wait = wait + np.maximum(stream / room.host_bandwidth - passes, 0)
     return wait

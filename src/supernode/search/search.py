@@ -190,11 +190,12 @@ def outcomes(
     """
     held = holding(space.model, block.ways, block.software)
     parts = step_parts(space.model, block.ways, card, block.software)
-    base, busy, at_work = parts.total, parts.compute + parts.launch, working(parts)
+    base, at_work = parts.total, working(parts)
+    passes = base - parts.optimizer - parts.step
     for option in block.offloads:
         away = moved(held, option)
         memory = np.broadcast_to(held.total - away, block.shape[1:])
-        time = np.broadcast_to(base + waiting(held, option, block.ways, busy, room), block.shape[1:])
+        time = np.broadcast_to(base + waiting(held, option, block.ways, passes, room), block.shape[1:])
         fits = memory <= room.memory
         if option:
             fits = fits & (away <= room.host_memory)

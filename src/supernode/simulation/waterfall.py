@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from html import escape
+from itertools import accumulate, pairwise
 
 from supernode.errors import SpecError
 from supernode.forecast.efficiency import CardModel
@@ -27,7 +28,7 @@ from supernode.workload.strategy import NO_RECOMPUTE, Software, Strategies
 
 WAITS = ("tensor", "context", "expert", "bubble", "transfer", "data", "optimizer")
 REASONS = {
-    "arithmetic": "all products at the card's peak, each once, spread evenly over the pipeline",
+    "arithmetic": "all products at the card's peak, each once, spread evenly, or as many as the slowest rank has",
     "uneven stages": "the slowest pipeline rank holds more than its part",
     "recomputation": "products that the backward computes again",
     "matrix products": "what they take beyond the peak: size, shape, operands on their way",
@@ -56,7 +57,7 @@ class Bar:
     """One part of a step.
 
     Attributes:
-        seconds: of the step; below 0 only where, as the card gets real, another rank becomes the slowest.
+        seconds: of the step.
     """
 
     name: str
@@ -71,7 +72,9 @@ class Bar:
 def waterfall(model: ModelShape, ways: Strategies, card: CardModel, software: Software) -> tuple[Bar, ...]:
     """Return the parts of one strategy's step, which add up to it, in the order in which they are explained.
 
-    The card's own part is told by making a perfect card real in one respect after the other.
+    The card's own part is told by making a perfect card real in one respect after the other. Where that makes the
+    slowest rank another one, which computes less and waits more (the ranks with most experts, beside the one with the
+    head), what came before is no more than what is left: no part is below 0, and the arithmetic is that rank's.
 
     Raises:
         SpecError: more than one strategy.
@@ -102,12 +105,13 @@ def waterfall(model: ModelShape, ways: Strategies, card: CardModel, software: So
             at = replace(at, exponentials=card.exponentials)
         attention = 1.0 if name == "matrix products" else software.attention
         steps.append((name, ways, at, replace(software, attention=attention)))
-    before = _busy(model, even, perfect, ideal) / float(ways.pipeline)
-    bars = [Bar(name="arithmetic", seconds=before)]
-    for name, way, real, does in steps:
-        now = _busy(model, way, real, does)
-        bars.append(Bar(name=name, seconds=now - before))
-        before = now
+    sums = [_busy(model, even, perfect, ideal) / float(ways.pipeline)]
+    sums += [_busy(model, way, real, does) for _, way, real, does in steps]
+    left = list(accumulate(reversed(sums), min))[::-1]
+    names = ("arithmetic", *(name for name, *_ in steps))
+    bars = [
+        Bar(name=name, seconds=now - before) for name, (before, now) in zip(names, pairwise([0.0, *left]), strict=True)
+    ]
     bars += [Bar(name=name, seconds=float(getattr(parts, name))) for name in WAITS]
     return (*bars, Bar(name="fixed", seconds=float(parts.step + parts.host)))
 
@@ -158,7 +162,7 @@ def waterfall_svg(bars: Sequence[Bar]) -> str:
     for place, bar in enumerate(seen):
         kind = "arithmetic" if bar.name == "arithmetic" else "card" if bar.name in _CARD else "waits"
         text = f"{show_seconds(bar.seconds)}, {bar.seconds / whole:.1%}"
-        drawn += _row(bar.name, text, min(now, now + bar.seconds), abs(bar.seconds), scale, place, kind, bar.reason)
+        drawn += _row(bar.name, text, now, bar.seconds, scale, place, kind, bar.reason)
         now += bar.seconds
     drawn += _row("step", show_seconds(whole), 0.0, whole, scale, len(seen), "total", "all of it")
     bottom = (len(seen) + 1) * _ROW + 4
@@ -183,7 +187,7 @@ def waterfall_svg(bars: Sequence[Bar]) -> str:
 def _seen(bars: Sequence[Bar]) -> list[Bar]:
     """Return the parts that show: more than a ten-thousandth of the step, and the arithmetic."""
     whole = sum(bar.seconds for bar in bars)
-    return [bar for bar in bars if bar.name == "arithmetic" or abs(bar.seconds) > 1e-4 * whole]
+    return [bar for bar in bars if bar.name == "arithmetic" or bar.seconds > 1e-4 * whole]
 
 
 def _row(

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import _len_torch_dispatch_stack
 from torch.utils.checkpoint import checkpoint
 
 from supernode.errors import ModelError
@@ -317,11 +318,84 @@ def test_a_branch_on_values_is_computed_for_real_where_the_model_is_small() -> N
     assert "computed for real" in found.notes[0]
 
 
-def test_a_branch_on_values_of_a_large_model_is_an_error_with_a_remedy() -> None:
-    with pytest.raises(ModelError, match="cannot be followed without values") as caught:
-        trace_module(lambda: Branching(20_000), batches(20_000), cross_entropy)
+def test_a_branch_on_values_of_a_large_model_leaves_its_work_open_and_says_what_helps() -> None:
+    found = trace_module(lambda: Branching(20_000), batches(20_000), cross_entropy)
 
-    assert ".item()" in caught.value.hint
+    assert found.parts == ()
+    assert "cannot be followed without values" in found.notes[0]
+    assert ".item()" in found.notes[0]
+
+
+class LookUp(nn.Module):
+    def __init__(self, *, sparse: bool) -> None:
+        super().__init__()
+        self.table = nn.Embedding(100, 4, sparse=sparse)
+        self.line = nn.Linear(10, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        looked: Tensor = self.line(x) + self.table(torch.arange(len(x)) % 100)
+        return looked
+
+
+def test_gradients_of_a_sparse_table_take_their_rows_alone() -> None:
+    found = trace_module(lambda: LookUp(sparse=True), batches(10), total, micro_batch=4)
+    dense = trace_module(lambda: LookUp(sparse=False), batches(10), total, micro_batch=4)
+
+    table, full = ({part.name: part for part in trace.parts}["table"] for trace in (found, dense))
+    row, index = 4 * 4, 8
+    assert found.parameters == 100 * 4 + 10 * 4 + 4
+    assert found.flops(3) == dense.flops(3) == 3 * 2 * 2 * 10 * 4  # nothing asks for the input's gradient
+    assert table.forward.each.moved == 2 * row + index  # a row is read and written
+    assert table.forward.once.moved == 0
+    assert table.kept == full.kept
+    assert full.backward.of(4).moved >= 100 * row  # the whole table's gradient is written
+    assert table.backward.of(4).moved < 100 * row
+
+
+class Exactly(nn.Module):
+    def __init__(self, samples: int) -> None:
+        super().__init__()
+        self.samples, self.line = samples, nn.Linear(10, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) != self.samples:
+            raise ValueError(f"{len(x)} samples, and not {self.samples}")
+        looked: Tensor = self.line(x)
+        return looked
+
+
+def test_a_module_that_takes_its_own_micro_batch_alone_is_counted_there() -> None:
+    found = trace_module(lambda: Exactly(4), batches(10), total, micro_batch=4)
+    free = trace_module(lambda: nn.Sequential(nn.Linear(10, 5)), batches(10), total, micro_batch=4)
+
+    assert found.forward.of(4) == free.forward.of(4)
+    assert found.backward.of(4) == free.backward.of(4)
+    assert found.forward.of(4).products == 4 * 2 * 10 * 5
+    assert sum(part.kept.of(4) for part in found.parts) == sum(part.kept.of(4) for part in free.parts)
+    assert "4 samples alone" in found.notes[0]
+    assert free.notes == ()
+
+
+def test_a_module_that_takes_other_micro_batches_alone_is_an_error() -> None:
+    with pytest.raises(ModelError, match="4 samples, and not 6"):
+        trace_module(lambda: Exactly(6), batches(10), total, micro_batch=4)
+
+
+class Shy(nn.Linear):
+    """Runs, unless someone counts."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if _len_torch_dispatch_stack():
+            raise NotImplementedError("not while someone counts")
+        return super().forward(x)
+
+
+def test_where_counting_fails_the_work_stays_open_and_the_module_is_not_blamed() -> None:
+    found = trace_module(lambda: Shy(10, 5), batches(10), total)
+
+    assert found.parts == ()
+    assert "a step of your module runs" in found.notes[0]
+    assert "not while someone counts" in found.notes[0]
 
 
 def test_bfloat16_halves_what_is_kept() -> None:

@@ -139,11 +139,9 @@ class SuperNode:
             ModelError: your own module fails, or cannot be cut as the job wants.
             CapacityError: a card's memory is too small.
         """
-        from supernode.control.trace import trace_of
-        from supernode.planning.planner import make_plan
+        from supernode.control.trace import plan_with_trace
 
-        asked = as_job(job)
-        return make_plan(asked, self.machine, trace=trace_of(asked, self.machine.card_count))
+        return plan_with_trace(as_job(job), self.machine)
 
     def search(
         self, job: Job, *, objective: str = "time", top: int = 5, runnable: bool = False, cards: int | None = None,

@@ -1,7 +1,7 @@
 """Who answers for the user's code? A process of its own, which that code may end or block, and which outlives nobody.
 
-Run as `python -m supernode.probing.asked PARENT SECONDS MARK`: reads a `TraceRequest` as JSON from its input, and writes
-a line of MARK and of the trace, or of what went wrong, to its output.
+Run as `python -m supernode.probing.asked PARENT SECONDS MARK`: reads a `TraceRequest` as JSON from its input, and
+writes a line of MARK and of the trace, or of what went wrong, to its output.
 """
 
 from __future__ import annotations

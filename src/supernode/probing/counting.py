@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
@@ -62,7 +62,7 @@ class Counter(TorchDispatchMode):
         self._stack: list[str] = []
         self._marks: list[tuple[int, str]] = [(0, LOSS)]  # from which autograd node on which module runs
         self._is_backward = False
-        self._fixed = {_storage(t) for t in (*model.parameters(), *model.buffers())}
+        self._fixed = {key for t in (*model.parameters(), *model.buffers()) for key in _keys(t)}
         self._saved: dict[int, torch.UntypedStorage] = {}  # held, so that no number is given twice
         self._live: dict[int, int] = {}
         self._live_bytes = self._most = 0
@@ -147,17 +147,16 @@ class Counter(TorchDispatchMode):
         self._marks.append((number, self._stack[-1] if self._stack else LOSS))
 
     def _pack(self, tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        key = storage._cdata
-        if key not in self._fixed and key not in self._saved and not self._is_backward:
-            self._saved[key] = storage
-            self.kept[self._place()] += storage.nbytes()
+        for storage in _storages(tensor):
+            key = storage._cdata
+            if key not in self._fixed and key not in self._saved and not self._is_backward:
+                self._saved[key] = storage
+                self.kept[self._place()] += storage.nbytes()
         return tensor
 
     def _follow(self, outputs: list[Tensor]) -> None:
         """Know what is alive, so as to know the fullest moment."""
-        for tensor in outputs:
-            storage = tensor.untyped_storage()
+        for storage in [storage for tensor in outputs for storage in _storages(tensor)]:
             key, size = storage._cdata, storage.nbytes()
             if key in self._fixed or key in self._live:
                 continue
@@ -171,22 +170,41 @@ class Counter(TorchDispatchMode):
 
     def _accumulated(self, parameter: Tensor) -> None:
         if parameter.grad is not None:
-            self._live_bytes -= self._live.pop(_storage(parameter.grad), 0)
+            for key in _keys(parameter.grad):
+                self._freed(key)
 
 
-def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+def _keys(tensor: Tensor) -> set[int]:
+    return {storage._cdata for storage in _storages(tensor)}
+
+
+def _storages(tensor: Tensor) -> list[torch.UntypedStorage]:
+    return [part.untyped_storage() for part in _parts(tensor)]
+
+
+def _parts(tensor: Tensor) -> tuple[Tensor, ...]:
+    """Return the dense tensors that a tensor is held in; none where its memory is a library's own."""
+    if tensor.layout is torch.strided:
+        return (tensor,)
+    with _disable_current_modes():  # To look is no operation of the step.
+        if tensor.layout is torch.sparse_coo:
+            return (tensor._indices(), tensor._values())
+        if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+            return (tensor.crow_indices(), tensor.col_indices(), tensor.values())
+        if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+            return (tensor.ccol_indices(), tensor.row_indices(), tensor.values())
+    return ()
 
 
 def _bytes(tensor: Tensor) -> int:
     """Return the bytes of a tensor; what is repeated by a stride of 0 is read once."""
     if tensor.layout is not torch.strided:
-        return tensor.numel() * tensor.element_size()
+        return sum(map(_bytes, _parts(tensor))) or tensor.numel() * tensor.element_size()
     return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
 
 
 def _alias(inputs: list[Tensor], outputs: list[Tensor]) -> bool:
-    return bool(outputs) and {_storage(t) for t in outputs} <= {_storage(t) for t in inputs}
+    return bool(outputs) and set().union(*map(_keys, outputs)) <= set().union(*map(_keys, inputs))
 
 
 def _work(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, nbytes: float) -> Work:

@@ -27,6 +27,8 @@ from supernode.training.data import CheckedSamples, user_loss
 Batches = Callable[[int], tuple[Tensor, Tensor]]
 """So many samples to (inputs, targets)."""
 Loss = Callable[[Any, Tensor], Tensor]
+Line = Callable[[float, float], Size]
+"""Counts of few and of many samples to what each takes and what comes once."""
 MOST_REAL = 1 << 30
 """Bytes of parameters up to which a step is computed for real where it cannot be followed without values."""
 MOST_BUILT = 8 << 30
@@ -59,7 +61,7 @@ def trace_module(
     build: Callable[[], nn.Module], batches: Batches, loss: Loss, *, micro_batch: int = 2,
     dtype: torch.dtype = torch.float32, told: Callable[[BaseException], str] = str, name: str = "the model",
 ) -> ModelTrace:  # fmt: skip
-    """Return the trace of a module in training.
+    """Return the trace of a module in training; one without parts, and with a note, where counting fails.
 
     It is built and followed without values. Where its constructor needs values it is built for real, and where its
     forward does, too, a small one is computed for real.
@@ -71,7 +73,7 @@ def trace_module(
         told: an error to what the user reads of it.
 
     Raises:
-        ModelError: the module fails, or needs values and is too large to have them.
+        ModelError: the module fails, whether or not anything is counted.
     """
     notes: tuple[str, ...] = ()
     try:
@@ -85,52 +87,95 @@ def trace_module(
     try:
         with FakeTensorMode(allow_non_fake_inputs=True):
             _take_values(model, dtype)
-            return replace(_follow(model, batches, loss, micro_batch), notes=notes)
-    except Exception as error:  # whatever the user's code raises is theirs to read
-        if size > MOST_REAL:
-            raise _unfollowed(name, error, told, size) from error
+            found = _follow(model, batches, loss, micro_batch)
+            return replace(found, notes=(*notes, *found.notes))
+    except Exception as error:  # noqa: BLE001 - whose fault it is, a step for real tells, which a large model cannot have
         why = told(error)
+    if size > MOST_REAL:
+        return ModelTrace(parts=(), notes=(_unfollowed(why, size),))
+    model = build().to(dtype)
     try:
-        found = _follow(build().to(dtype), batches, loss, micro_batch)
-    except Exception as error:  # likewise
+        found = _follow(model, batches, loss, micro_batch)
+    except Exception as error:  # noqa: BLE001 - whether it is the step's own, the step alone tells
+        _run_alone(model, partial(_loss_of, model, batches(micro_batch), loss), told, name)
+        return ModelTrace(parts=(), notes=(_uncounted(error),))
+    note = f"a step was computed for real, since following it without values failed: {why}."
+    return replace(found, notes=(note, *found.notes))
+
+
+def _unfollowed(why: str, size: int) -> str:
+    return (
+        f"time and memory stay open: a step of your module cannot be followed without values ({why}), and with "
+        f"{size / (1 << 30):.1f} GiB of parameters none is computed. Without `.item()`, `.tolist()`, `nonzero` and "
+        f"branches on values in the forward, or below {MOST_REAL >> 30} GiB, it can be planned."
+    )
+
+
+def _uncounted(error: BaseException) -> str:
+    return (
+        "time and memory stay open: a step of your module runs, and counting what it does failed "
+        f"({_last_line(error)})."
+    )
+
+
+def _run_alone(
+    model: nn.Module, forward: Callable[[], Tensor], told: Callable[[BaseException], str], name: str
+) -> None:
+    """Take a step uncounted.
+
+    Raises:
+        ModelError: it fails.
+    """
+    model.zero_grad(set_to_none=True)
+    try:
+        forward().backward()
+    except Exception as error:  # whatever the user's code raises is theirs to read
         raise ModelError(
             f"a step of {name} raised {told(error)}",
             hint="correct the module or the data that `model` and `data` name.",
         ) from error
-    return replace(found, notes=(f"a step was computed for real, since following it without values failed: {why}.",))
-
-
-def _unfollowed(name: str, error: BaseException, told: Callable[[BaseException], str], size: int) -> ModelError:
-    return ModelError(
-        f"a step of {name} cannot be followed without values: {told(error)}",
-        hint="keep `.item()`, `.tolist()`, `nonzero` and branches on values out of the forward, or shrink the model "
-        f"below {MOST_REAL >> 30} GiB of parameters (it has {size / (1 << 30):.1f}) to have a step computed.",
-    )
 
 
 def _follow(model: nn.Module, batches: Batches, loss: Loss, micro_batch: int) -> ModelTrace:
-    """Return what two sizes of the micro-batch say of one sample and of what comes once."""
+    """Return what two sizes of the micro-batch say of one sample and of what comes once.
+
+    A module may take its own micro-batch alone; then all grows with it, and the counts hold there.
+    """
     model.train()
-    counts = []
+    notes: tuple[str, ...] = ()
+    line: Line = partial(_size, samples=micro_batch)
     was_enabled: bool = torch._C._get_mkldnn_enabled()
     # oneDNN's recurrent layers are one operation each, whose work nothing tells.
     torch._C._set_mkldnn_enabled(False)
     try:
         model(batches(micro_batch)[0])  # What a module makes once, and keeps, is no part of a step.
-        for samples in (micro_batch, 2 * micro_batch):
-            model.zero_grad(set_to_none=True)
-            counts.append(Counter(model))
-            counts[-1].run(partial(_loss_of, model, batches(samples), loss))
+        few = _count(model, batches(micro_batch), loss)
+        try:
+            many = _count(model, batches(2 * micro_batch), loss)
+        except Exception:  # noqa: BLE001 - with the samples that it is trained on, it just ran
+            many = few
+            line = partial(_proportion, samples=micro_batch)
+            notes = (
+                f"the module was followed with {micro_batch} samples alone, since it does not take {2 * micro_batch}: "
+                "for other micro-batches all is taken to grow with the samples.",
+            )
     finally:
         torch._C._set_mkldnn_enabled(was_enabled)
-    return _put_together(model, counts[0], counts[1], micro_batch)
+    return replace(_put_together(model, few, many, line), notes=notes)
+
+
+def _count(model: nn.Module, batch: tuple[Tensor, Tensor], loss: Loss) -> Counter:
+    model.zero_grad(set_to_none=True)
+    counter = Counter(model)
+    counter.run(partial(_loss_of, model, batch, loss))
+    return counter
 
 
 def _loss_of(model: nn.Module, batch: tuple[Tensor, Tensor], loss: Loss) -> Tensor:
     return loss(model(batch[0]), batch[1])
 
 
-def _put_together(model: nn.Module, few: Counter, many: Counter, samples: int) -> ModelTrace:
+def _put_together(model: nn.Module, few: Counter, many: Counter, line: Line) -> ModelTrace:
     modules = dict(model.named_modules())
     owners: dict[int, str] = {}
     parts = []
@@ -149,10 +194,10 @@ def _put_together(model: nn.Module, few: Counter, many: Counter, samples: int) -
             trained=sum(p.numel() for _, p in own if p.requires_grad),
             shared=tuple((owner, p.numel()) for owner, p in shared),
             buffers=sum(b.nbytes for b in module.buffers(recurse=False)) if module is not None else 0,
-            forward=_pass(few.forward[name], many.forward[name], samples),
-            backward=_pass(few.backward[name], many.backward[name], samples),
-            kept=_size(few.kept[name], many.kept[name], samples),
-            output=_size(few.outputs.get(name, 0), many.outputs.get(name, 0), samples),
+            forward=_pass(few.forward[name], many.forward[name], line),
+            backward=_pass(few.backward[name], many.backward[name], line),
+            kept=line(few.kept[name], many.kept[name]),
+            output=line(few.outputs.get(name, 0), many.outputs.get(name, 0)),
         )
         is_child = module is not None and "." not in name
         if (
@@ -165,23 +210,28 @@ def _put_together(model: nn.Module, few: Counter, many: Counter, samples: int) -
         ):
             parts.append(part)
     children = tuple(name for name, _ in model.named_children()) if isinstance(model, nn.Sequential) else ()
-    workspace = _size(few.workspace, many.workspace, samples)
+    workspace = line(few.workspace, many.workspace)
     return ModelTrace(parts=tuple(parts), children=children, workspace=workspace)
 
 
-def _pass(few: Tally, many: Tally, samples: int) -> PassWork:
-    lines = {f.name: _size(getattr(few.work, f.name), getattr(many.work, f.name), samples) for f in fields(Work)}
+def _pass(few: Tally, many: Tally, line: Line) -> PassWork:
+    lines = {f.name: line(getattr(few.work, f.name), getattr(many.work, f.name)) for f in fields(Work)}
     return PassWork(
-        each=Work(**{name: line.each for name, line in lines.items()}),
-        once=Work(**{name: line.once for name, line in lines.items()}),
+        each=Work(**{name: size.each for name, size in lines.items()}),
+        once=Work(**{name: size.once for name, size in lines.items()}),
         kernels=few.kernels, operations=few.operations,
     )  # fmt: skip
 
 
-def _size(few: float, many: float, samples: int) -> Size:
+def _size(few: float, many: float, *, samples: int) -> Size:
     """Return the line through the counts at `samples` and twice as many."""
     each = (many - few) / samples
     return Size(each=each, once=few - each * samples)
+
+
+def _proportion(count: float, _: float, *, samples: int) -> Size:
+    """Return one count as what grows with the samples."""
+    return Size(each=count / samples)
 
 
 def _take_values(model: nn.Module, dtype: torch.dtype) -> None:

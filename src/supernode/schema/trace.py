@@ -109,6 +109,7 @@ class ModelTrace:
     """A module in the order in which a sample meets its parts.
 
     Attributes:
+        parts: none where the module could not be counted; the notes say why.
         children: names of the root's children where it is an `nn.Sequential`, the only place where it can be cut.
         workspace: bytes alive at the fullest moment of a forward and backward beside what is kept and the gradients.
         notes: what the reader of a plan should know of how it was traced.

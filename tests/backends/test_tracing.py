@@ -54,6 +54,13 @@ def leaves_a_child():
         time.sleep(300)
     open(os.path.join(os.path.dirname(__file__), "left"), "w").write(str(pid))
     return fine()
+def leaves_a_session():
+    code = "import os, time; open('left', 'w').write(str(os.getpid())); os.rename('left', 'left_'); time.sleep(300)"
+    import subprocess
+    subprocess.Popen([sys.executable, "-c", code], start_new_session=True, cwd=os.path.dirname(__file__))
+    while not os.path.exists(os.path.join(os.path.dirname(__file__), "left_")):
+        time.sleep(0.05)
+    return fine()
 def leaves_a_child_and_dies():
     leaves_a_child()
     os._exit(4)
@@ -142,13 +149,16 @@ def wait_until_gone(pid: int) -> None:
     pytest.fail(f"process {pid} is still there")
 
 
-@pytest.mark.parametrize("function", ["leaves_a_thread", "leaves_a_child", "comes_back_twice", "talks"])
+@pytest.mark.parametrize(
+    "function", ["leaves_a_thread", "leaves_a_child", "leaves_a_session", "comes_back_twice", "talks"]
+)
 def test_the_answer_is_taken_whatever_is_left_behind(file: Path, function: str) -> None:
     found = trace(request(file, function), most_seconds=60)
 
     assert found.parameters == 6 * 4 + 4 + 4 * 2 + 2
-    if function == "leaves_a_child":
-        wait_until_gone(int((file.parent / "left").read_text()))
+    for left in file.parent.glob("left*"):
+        wait_until_gone(int(left.read_text()))
+    assert len(list(file.parent.glob("left*"))) == (function in ("leaves_a_child", "leaves_a_session"))
 
 
 @pytest.mark.parametrize(

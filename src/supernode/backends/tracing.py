@@ -12,6 +12,7 @@ import sys
 import time
 from contextlib import suppress
 from importlib.util import find_spec
+from pathlib import Path
 
 from supernode.errors import BY_NAME, ModelError
 from supernode.schema.codec import adapter, to_json
@@ -19,6 +20,8 @@ from supernode.schema.trace import ModelTrace, TraceRequest
 
 MOST_SECONDS = 120.0
 """How long building the module, drawing a few samples and following a step may take."""
+MARK = "SUPERNODE_TRACE"
+"""The variable by which whatever the user's code starts is known."""
 MARGIN_SECONDS = 5.0
 """How much later the process ends itself, should nobody be left to end it."""
 LOOK_SECONDS = 0.1
@@ -43,7 +46,7 @@ def trace(request: TraceRequest, *, most_seconds: float = MOST_SECONDS) -> Model
     words = ("-m", "supernode.probing.asked", str(os.getpid()), str(most_seconds + MARGIN_SECONDS), mark)
     child = subprocess.Popen(
         [sys.executable, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        start_new_session=True,
+        start_new_session=True, env={**os.environ, MARK: mark},
     )  # fmt: skip
     module = request.job.module
     try:
@@ -54,7 +57,7 @@ def trace(request: TraceRequest, *, most_seconds: float = MOST_SECONDS) -> Model
             hint="let `model` and `data.dataset` build without downloads and long loading, or train without a plan.",
         ) from error
     finally:
-        _end(child)
+        _end(child, mark)
     if not answer:
         last = (said.decode(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
         raise ModelError(
@@ -108,11 +111,15 @@ def _has_ended(child: subprocess.Popen[bytes]) -> bool:
     return os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
-def _end(child: subprocess.Popen[bytes]) -> None:
-    """End the process with whatever it started in its session."""
+def _end(child: subprocess.Popen[bytes], mark: str) -> None:
+    """End the process with whatever it started, in its session or, where the system shows environments, in others."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
     child.wait()
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if f"{MARK}={mark}".encode() in path.read_bytes().split(b"\0"):
+                os.kill(int(path.parent.name), signal.SIGKILL)
     for stream in (child.stdin, child.stdout, child.stderr):
         if stream is not None:
             stream.close()

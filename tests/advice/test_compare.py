@@ -4,16 +4,21 @@ from dataclasses import replace
 
 import pytest
 
+from supernode.advice.answer import utilisation
 from supernode.advice.compare import Comparison, compare, headroom, named, verdict
+from supernode.advice.local import this_computer
 from supernode.advice.pace import pace_from
 from supernode.advice.project import forecast
 from supernode.advice.question import question_about, question_of, search
 from supernode.advice.tell import comparison_table
 from supernode.advice.terms import UNKNOWN_BAND, Terms
+from supernode.cli.flags import node
+from supernode.control.supernode import SuperNode
 from supernode.errors import SpecError
 from supernode.hardware.assemble import build_machine, predefined
-from supernode.schema.job import JobSpec
-from supernode.search.best import USABLE
+from supernode.hardware.discover import usable_cores
+from supernode.planning.planner import USABLE
+from supernode.schema.job import JobSpec, Parallelism
 
 QUESTION = question_about("llama3-8b", batch=64, sequence=2048)
 TERMS = Terms(tokens=1e11)
@@ -112,6 +117,37 @@ def test_each_machine_s_doubts_are_told_beside_it() -> None:
     for name in ("8xH100", "8xA100-80"):
         assert "the width 128" in notes[name]
     assert all(entry.project is not None and entry.project.band == UNKNOWN_BAND for entry in value.entries)
+
+
+def test_a_card_without_the_precision_says_what_it_has_and_leaves_the_others_alone() -> None:
+    question = question_about("llama3-8b", batch=512, sequence=4096, precision="float8")
+    old, new = compare(question, named("64xA100-80,64xH100"), Terms(tokens=1e12)).entries
+
+    assert old.trouble == "A100-80 does not compute in float8"
+    assert old.hint == "choose `--precision` float16, bfloat16, float32."
+    assert new.plans is not None
+    # The H100's dense peak in float8 is twice that of 16 bits (data sheet): 1,978.9 TFLOP/s.
+    rate = question.flops / new.plans.best.time / 64
+    assert utilisation(question, new.plans, new.plans.best) == pytest.approx(rate / 1978.9e12)
+
+
+@pytest.mark.parametrize("names", ["512xH100,512xh100", "supernode-32, SUPERNODE-32", "8×H100,8xH100", "local,LOCAL"])
+def test_a_machine_is_named_once_whatever_its_case(names: str) -> None:
+    with pytest.raises(SpecError, match="is named twice"):
+        named(names)
+
+
+def test_local_is_the_computer_that_the_jobs_degrees_take() -> None:
+    job = JobSpec(parallelism=Parallelism(tensor=1, pipeline=3, data=2))
+
+    assert named("Local", job)[0].card_count == 6
+    assert this_computer(job).card_count == node(None, "", "", "", "local", job).machine.card_count == 6
+    assert (
+        node(None, "", "", "", "", job).machine.card_count
+        == node(None, "LOCAL", "", "", "", job).machine.card_count
+        == 6
+    )
+    assert named("local")[0].card_count == SuperNode.named("LOCAL").machine.card_count == usable_cores()
 
 
 def test_no_machines_make_no_comparison() -> None:

@@ -148,10 +148,11 @@ def test_a_job_goes_as_fast_as_its_plan_says() -> None:
 
 @pytest.mark.parametrize(
     ("key", "values", "remedy"),
-    [("price", (0.0, -1.0, math.inf, math.nan), "--price"), ("grid", (-0.1, math.nan), "--grid"),
-     ("overhead", (0.99, 0.0, -1.0, math.inf, math.nan), "1 or more"), ("draws", (0, -3), "1 life"),
-     ("save", (-1.0, math.inf, math.nan), "--save"), ("restart", (-1.0, math.inf), "--restart"),
-     ("mtbf", (-1.0, math.nan), "--mtbf"), ("tokens", (-1.0, math.nan, math.inf), "--tokens")],
+    [("price", (0.0, -1.0, 1e3, math.inf, math.nan), "--price"), ("grid", (-0.1, 1e-4, 1e302, math.nan), "--grid"),
+     ("overhead", (0.99, 0.0, -1.0, 1001.0, 1e300, math.inf, math.nan), "1 or more"),
+     ("draws", (0, -3, 10**7), "1 life"), ("save", (-1.0, 1e10, math.inf, math.nan), "--save"),
+     ("restart", (-1.0, 1e10, math.inf), "--restart"), ("mtbf", (-1.0, 1e22, math.nan), "--mtbf"),
+     ("tokens", (-1.0, math.nan, math.inf), "--tokens"), ("steps", (-1, 10**12 + 1, 10**30, 10**400), "--steps")],
 )  # fmt: skip
 def test_terms_out_of_range_are_refused_by_name(key: str, values: tuple[float, ...], remedy: str) -> None:
     for value in values:
@@ -162,6 +163,16 @@ def test_terms_out_of_range_are_refused_by_name(key: str, values: tuple[float, .
 
 def test_the_least_terms_are_taken() -> None:
     assert Terms(overhead=1.0, grid=0.0, save=0.0, restart=0.0, draws=1).overhead == 1
+
+
+def test_the_most_terms_give_finite_figures_and_more_tokens_are_refused() -> None:
+    most = reckoned(steps=10**12, overhead=1000.0, grid=100 / 3.6e6, price=1e6 / HOUR, save=1.0, restart=1.0, mtbf=1e21)
+
+    for part in (most.seconds, most.energy, most.cost, most.carbon, most.card_hours, most.restarts):
+        assert part is not None
+        assert 0 <= part.low <= part.middle <= part.high < math.inf
+    with pytest.raises(SpecError, match="steps"):
+        reckoned(steps=0, tokens=1e300)
 
 
 def test_the_sdk_reckons_with_the_terms_that_the_terminal_takes() -> None:

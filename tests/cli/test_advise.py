@@ -332,6 +332,17 @@ REFUSED: list[tuple[str, tuple[str, ...]]] = [
      ("does not compute in float8", "--precision")),
     ("forecast job.yaml --mtbf 1s --machine 8xH100", ("leave no time", "more reliable cards")),
     ("forecast --model mixtral-8x7b --batch 64 --sequence 128 --machine 64xH100", ("how much to train", "`--tokens`")),
+    ("forecast --model llama3-70b --batch 64 --sequence 128 --machine 64xH100", ("how much to train", "`--tokens`")),
+    ("compare --model llama3-70b --batch 64 --sequence 128 --machines 64xH100", ("how much to train", "`--steps`")),
+    ("forecast job.yaml --tokens=", ("`--tokens` is ''", "1.4T")),
+    ("forecast job.yaml --tokens 1e300", ("steps", "up to 1,000,000,000,000")),
+    ("forecast job.yaml --steps 1000000000000000000000000000000", ("1e+30 steps", "`--steps` up to")),
+    ("forecast job.yaml --overhead 1e300", ("`overhead` is 1e+300", "up to 1000")),
+    ("forecast job.yaml --grid 1e308", ("`grid` is", "up to 100")),
+    ("plan --model llama3-8b --batch 8 --sequence 128 --precision nvfp4 --machine 8xA100-80",
+     ("A100-80 does not compute in nvfp4", "float16, bfloat16, float32")),
+    ("compare job.yaml --machines 8xH100,8xh100", ("`8xH100` is named twice",)),
+    ("plan job.yaml --machine ٥١٢xH100", ("unknown machine", "512xH100")),
     ("forecast none.yaml --tokens 1T", ("none.yaml", "does not exist")),
 ]  # fmt: skip
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,10 @@ import pytest
 from supernode import JobSpec, SuperNode, SupernodeError
 from supernode.control.supernode import as_job
 from supernode.errors import CapacityError, MachineError, RunError, SpecError
-from supernode.schema.job import DataSpec
+from supernode.planning.planner import make_plan
+from supernode.schema.job import DataSpec, Parallelism
+from supernode.schema.model import PRESETS
+from supernode.search.best import room_of
 
 SAMPLE = """
 from cluster_sdk import SuperNode
@@ -99,6 +103,45 @@ def test_a_machine_that_nobody_knows_is_refused(arguments: dict[str, Any], known
 
     assert known in caught.value.hint
     assert caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["llama3-8b", "kimi-k2"])
+def test_a_model_s_name_is_no_job_and_a_mapping_is_one(name: str) -> None:
+    node = SuperNode.named("8xH100")
+    with pytest.raises(SpecError, match="how much of it makes a step"):
+        node.advise(name)
+
+    mapping = {"model": "tiny", "batch": 16, "precision": "bfloat16"}
+    assert node.advise(mapping)[1].best == node.search(mapping).best
+
+
+def test_a_name_that_is_none_is_refused() -> None:
+    with pytest.raises(SpecError, match="name is None"):
+        SuperNode.named(None)  # type: ignore[arg-type]
+
+
+def test_plan_and_search_leave_a_card_the_same_share_of_its_memory() -> None:
+    # 8 × 7B-parameter optimizer states cut eight ways and activations of two samples: above 72 of 80 GB, below 80.
+    node = SuperNode.named("8xH100")
+    room = room_of(node.machine).memory
+    job = JobSpec(model=PRESETS["llama3-8b"], batch=16, data=DataSpec(sequence=4096), precision="bfloat16",
+                  parallelism=Parallelism(data=8, sharding="fsdp"))  # fmt: skip
+    fits: dict[int, JobSpec] = {}
+    for sequence in range(2048, 8192, 256):
+        asked = replace(job, data=replace(job.data, sequence=sequence))
+        wide = replace(node.machine, card=replace(node.machine.card, memory=10**12))
+        held = make_plan(asked, wide).memory
+        assert held is not None
+        fits[held.total] = asked
+
+    assert room == 0.9 * 80e9
+    assert min(fits) < room < min(total for total in fits if total > room) < 80e9
+    for total, asked in fits.items():
+        if total <= room:
+            assert node.plan(asked).memory is not None
+        else:
+            with pytest.raises(CapacityError, match="tensors can have 90%"):
+                node.plan(asked)
 
 
 def test_a_job_is_a_value_a_mapping_or_a_file(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -106,6 +107,13 @@ def test_the_predefined_machines_have_the_cards_in_their_names(name: str) -> Non
 
     assert machine.name == name
     assert machine.card_count == int(name.rpartition("-")[2])
+
+
+@pytest.mark.parametrize("name", ["٥١٢xH100", "５xH100", "", None, 512])
+def test_what_names_no_machine_is_refused(name: Any) -> None:
+    with pytest.raises(SpecError, match="machine") as refused:
+        predefined(name)
+    assert "512xH100" in refused.value.hint
 
 
 def test_the_1024_card_machine_has_16_cpus_and_4_dpus() -> None:

@@ -6,15 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from supernode.advice.answer import utilisation
+from supernode.advice.local import LOCAL, this_computer
 from supernode.advice.pace import Pace, pace_of_best
 from supernode.advice.project import Project, forecast
 from supernode.advice.question import Question, search
 from supernode.advice.terms import Terms
 from supernode.errors import CapacityError, SpecError
 from supernode.hardware.assemble import predefined
-from supernode.hardware.discover import discover
 from supernode.hardware.machine import Machine
 from supernode.registry import lookup
+from supernode.schema.job import JobSpec
 from supernode.search.best import Plans
 from supernode.units import count_of, show_seconds
 from supernode.workload.strategy import PRECISIONS
@@ -173,13 +174,14 @@ def _overlap(winner: Entry, second: Entry) -> str:
     return ""
 
 
-def named(text: str) -> tuple[Machine, ...]:
-    """Return machines from their names, with commas between; `local` is this computer.
+def named(text: str, job: JobSpec | None = None) -> tuple[Machine, ...]:
+    """Return machines from their names, with commas between; `local` is this computer, for the job.
 
     Raises:
-        SpecError: no name, one twice, or an unknown one.
+        SpecError: no name, one twice (whatever its case), or an unknown one.
     """
     names = [name.strip() for name in text.split(",") if name.strip()]
-    if twice := next((name for name in names if names.count(name) > 1), ""):
+    alike = [name.lower().replace("×", "x") for name in names]
+    if twice := next((name for name, same in zip(names, alike, strict=True) if alike.count(same) > 1), ""):
         raise SpecError(f"`{twice}` is named twice", hint="name each machine once.")
-    return tuple(discover() if name == "local" else predefined(name) for name in names)
+    return tuple(this_computer(job) if name.lower() == LOCAL else predefined(name) for name in names)

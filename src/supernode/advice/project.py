@@ -15,12 +15,14 @@ from supernode.advice.terms import (
     Terms,
     assumptions,
     band_of,
+    check_steps,
     every_of,
+    open_end,
     overhead_of,
     restart_seconds,
     writing_seconds,
 )
-from supernode.errors import CapacityError, SpecError
+from supernode.errors import CapacityError
 from supernode.hardware.machine import Machine
 from supernode.hardware.power import power
 from supernode.search.best import TARIFF, bill_of, has_price
@@ -145,11 +147,13 @@ def spread(draws: Floats) -> Spread:
 
 def _steps(question: Question, terms: Terms) -> int:
     if terms.tokens:
+        check_steps(terms.tokens / question.tokens)
         return max(1, math.ceil(terms.tokens / question.tokens))
     if terms.steps:
         return terms.steps
     if question.job is None:
-        raise SpecError("how much to train is open", hint="give `--tokens`, such as 1.4T, or `--steps`.")
+        raise open_end()
+    check_steps(question.job.steps)
     return question.job.steps
 
 

@@ -97,6 +97,15 @@ def question_about(name: str, *, batch: int, sequence: int, precision: str = "bf
     return Question(name=name, model=model, batch=batch, sequence=sequence, precision=precision, notes=notes)
 
 
+def refuse_model_name(name: str) -> None:
+    """Raise a SpecError where a model's name stands for a job, which says how much of it makes a step, too."""
+    if name in PRESETS or name in public_models():
+        raise SpecError(
+            f"`{name}` is a model, and how much of it makes a step is open",
+            hint=f'ask `advice.question.question_about("{name}", batch=…, sequence=…)`, or give a job.',
+        )
+
+
 def search(
     question: Question, machine: Machine, *, objective: str = "time", top: int = 5, runnable: bool = False,
     cards: int | None = None, price: float | None = None,

@@ -22,6 +22,13 @@ from supernode.simulation.goodput import LLAMA_RATE
 
 # USD per card and second that count as a price: less is a slip.
 SMALLEST = 1e-15
+# More is a slip, too; times in seconds, and beyond `LONGEST` no card fails anyway.
+MOST_STEPS = 10**12
+MOST_WAIT = 1e9
+LONGEST = 1e21
+MOST_TIMES = 1000.0
+MOST_PRICE = 1e6 / 3600
+MOST_GRID = 100 / 3.6e6
 # kg of CO2 per joule: 1,650 million tonnes over 4,230,672 GWh in the United States, 2022 (EIA, State Electricity
 # Profiles, US tables 5 and 7): 0.39 kg/kWh.
 GRID = 1650e9 / 4_230_672e6 / 3.6e6
@@ -75,17 +82,36 @@ class Terms:
             raise SpecError(
                 f"{self.tokens:,.0f} tokens and {self.steps:,} steps", hint="give `--tokens` or `--steps`, above 0."
             )
-        for key, value, least, hint in (
-            ("mtbf", self.mtbf, 0.0, "give hours, such as `--mtbf 5000h`, or leave it out for Llama 3's."),
-            ("save", self.save, 0.0, "give a time of 0 or more, such as `--save 30s`."),
-            ("restart", self.restart, 0.0, "give a time of 0 or more, such as `--restart 10min`."),
-            ("price", self.price, SMALLEST, "give USD above 0 for a card and hour, such as `--price 2.5`."),
-            ("grid", self.grid, 0.0, "give kg of CO2 per kWh, 0 or more, such as `--grid 0.4`."),
-            ("overhead", self.overhead, 1.0, "a whole takes no less than its steps: give `--overhead` 1 or more."),
-            ("draws", self.draws, 1, "draw 1 life or more."),
-        ):
-            if value is not None and not least <= value < math.inf:
+        check_steps(self.steps)
+        for key, value, least, most, hint in (
+            ("mtbf", self.mtbf, 0.0, LONGEST,
+             "give hours, such as `--mtbf 5000h`, or leave it out for Llama 3's; up to 1e21 s."),
+            ("save", self.save, 0.0, MOST_WAIT, "give a time of 0 or more, such as `--save 30s`, up to 30 years."),
+            ("restart", self.restart, 0.0, MOST_WAIT,
+             "give a time of 0 or more, such as `--restart 10min`, up to 30 years."),
+            ("price", self.price, SMALLEST, MOST_PRICE,
+             "give USD above 0 for a card and hour, such as `--price 2.5`, up to a million."),
+            ("grid", self.grid, 0.0, MOST_GRID, "give kg of CO2 per kWh, 0 or more, such as `--grid 0.4`, up to 100."),
+            ("overhead", self.overhead, 1.0, MOST_TIMES,
+             f"a whole takes no less than its steps: give `--overhead` 1 or more, up to {MOST_TIMES:g}."),
+            ("draws", self.draws, 1, 10**6, "draw 1 life or more, up to a million."),
+        ):  # fmt: skip
+            # A price or a grid of exactly the most, in hours or kWh, may lie a digit above it in seconds or joules.
+            if value is not None and not least <= value <= most * (1 + 1e-9):
                 raise SpecError(f"`{key}` is {value:g}", hint=hint)
+
+
+def open_end() -> SpecError:
+    """Return what to say where nobody says how much to train."""
+    return SpecError("how much to train is open", hint="give `--tokens`, such as 1.4T, or `--steps`.")
+
+
+def check_steps(steps: float) -> None:
+    """Raise a SpecError where there are more steps than anybody can take."""
+    if steps > MOST_STEPS:
+        raise SpecError(
+            f"{float(min(steps, 1e300)):.3g} steps", hint=f"give `--steps` up to {MOST_STEPS:,}, or as few `--tokens`."
+        )
 
 
 def band_of(question: Question, machine: Machine, pace: Pace) -> float:

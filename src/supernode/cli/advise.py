@@ -28,10 +28,13 @@ Top = Annotated[
 Runnable = Annotated[
     bool, typer.Option("--runnable", help="Search only what our own trainer can run; on CPU cores it does so anyway.")
 ]
-Tokens = Annotated[str, typer.Option("--tokens", help="Tokens to train on, such as 1.4T or 300B.")]
+Tokens = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option("--tokens", help="Tokens to train on, such as 1.4T or 300B.", show_default=False),
+]
 Steps = Annotated[
     Optional[int],  # noqa: UP045
-    typer.Option("--steps", help="Steps to train instead; by default the job's.", show_default=False),
+    typer.Option("--steps", help="Steps to train instead; by default those of FILE.", show_default=False),
 ]
 Mtbf = Annotated[
     str,
@@ -124,7 +127,7 @@ def compare(
         str, typer.Option("--machines", help="Names with commas: supernode-512,512xH100,local.")
     ] = "",
     model: Model = "", batch: Batch = None, sequence: Sequence = None, precision: Precision = "",
-    objective: Objective = "time", runnable: Runnable = False, tokens: Tokens = "", steps: Steps = None,
+    objective: Objective = "time", runnable: Runnable = False, tokens: Tokens = None, steps: Steps = None,
     mtbf: Mtbf = "", save: Save = "", restart: Restart = "", price: Price = None, grid: Grid = None,
     overhead: Overhead = None, out: Pictures = None, overrides: Set = None, as_json: Json = False,
 ) -> None:  # fmt: skip
@@ -133,13 +136,18 @@ def compare(
     from supernode.cli import show_advice
     from supernode.intake.asking import as_question, load_asked
     from supernode.pages.pictures import write_comparison
+    from supernode.schema.job import JobSpec
 
     asked = load_asked(
         file, model=model, batch=batch, sequence=sequence, precision=precision, overrides=overrides_of(overrides)
     )
-    terms = _terms(tokens, steps, mtbf, save, restart, price, grid, overhead)
+    terms = _terms(file, tokens, steps, mtbf, save, restart, price, grid, overhead)
     value = comparing.compare(
-        as_question(asked), comparing.named(machines), terms, objective=objective, runnable=runnable
+        as_question(asked),
+        comparing.named(machines, asked if isinstance(asked, JobSpec) else None),
+        terms,
+        objective=objective,
+        runnable=runnable,
     )
     if value.winner is None:
         raise value.refusal()
@@ -149,7 +157,7 @@ def compare(
 def forecast(
     file: Asked = None, cards: Cards = None, card: Card = "", interconnect: Interconnect = "", cooling: Cooling = "",
     machine: Named = "", model: Model = "", batch: Batch = None, sequence: Sequence = None, precision: Precision = "",
-    runnable: Runnable = False, tokens: Tokens = "", steps: Steps = None, mtbf: Mtbf = "", save: Save = "",
+    runnable: Runnable = False, tokens: Tokens = None, steps: Steps = None, mtbf: Mtbf = "", save: Save = "",
     restart: Restart = "", price: Price = None, grid: Grid = None, overhead: Overhead = None, out: Pictures = None,
     overrides: Set = None,
     as_json: Json = False,
@@ -165,7 +173,7 @@ def forecast(
     asked = load_asked(
         file, model=model, batch=batch, sequence=sequence, precision=precision, overrides=overrides_of(overrides)
     )
-    terms = _terms(tokens, steps, mtbf, save, restart, price, grid, overhead)
+    terms = _terms(file, tokens, steps, mtbf, save, restart, price, grid, overhead)
     held = node(cards, card, interconnect, cooling, machine, asked if isinstance(asked, JobSpec) else JobSpec())
     question = as_question(asked)
     value = reckon(question, held.machine, terms, pace=pace_of(question, held.machine, runnable=runnable))
@@ -173,7 +181,8 @@ def forecast(
 
 
 def _terms(
-    tokens: str,
+    file: Path | None,
+    tokens: str | None,
     steps: int | None,
     mtbf: str,
     save: str,
@@ -182,12 +191,17 @@ def _terms(
     grid: float | None,
     overhead: float | None,
 ) -> Any:
-    """Return what to reckon with, the flags' hours and kWh in SI."""
-    from supernode.advice.terms import GRID, Terms
+    """Return what to reckon with, the flags' hours and kWh in SI.
+
+    A bare model's name says nothing of how much to train; a file's steps are its own.
+    """
+    from supernode.advice.terms import GRID, Terms, open_end
     from supernode.units import parse_count, parse_seconds
 
+    if file is None and tokens is None and steps is None:
+        raise open_end()
     return Terms(
-        tokens=_above(parse_count(tokens, key="--tokens"), "--tokens") if tokens else 0.0,
+        tokens=_above(parse_count(tokens, key="--tokens"), "--tokens") if tokens is not None else 0.0,
         steps=int(_above(steps, "--steps")) if steps is not None else 0,
         mtbf=_above(parse_seconds(mtbf, key="--mtbf"), "--mtbf") if mtbf else 0.0,
         save=parse_seconds(save, key="--save") if save else None,

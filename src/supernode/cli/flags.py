@@ -42,7 +42,7 @@ Interconnect = Annotated[
 ]
 Named = Annotated[
     str,
-    typer.Option("--machine", help="A machine by name, such as supernode-512 or 64xH100; then no other part is named."),
+    typer.Option("--machine", help="A machine by name: supernode-512, 64xH100, or local; then no other part is named."),
 ]
 Cooling = Annotated[str, typer.Option("--cooling", help="`liquid` or `air`; by default `liquid`.", show_default=False)]
 
@@ -56,16 +56,10 @@ def overrides_of(pairs: list[str] | None) -> dict[str, Any]:
 
 def local(cards: int | None, job: Any) -> Any:
     """Return this computer with as many cards as the job names, or as it has cores."""
+    from supernode.advice.local import this_computer
     from supernode.control.supernode import SuperNode
 
-    want = job.parallelism
-    least = want.tensor * want.pipeline
-    if cards is None:
-        from supernode.hardware.discover import usable_cores
-
-        cores = usable_cores()
-        cards = least * want.data if want.data else max(least, cores - cores % least)
-    return SuperNode.discover(cards=cards)
+    return SuperNode(machine=this_computer(job, cards=cards))
 
 
 def node(cards: int | None, card: str, interconnect: str, cooling: str, machine: str, job: Any) -> Any:
@@ -74,6 +68,7 @@ def node(cards: int | None, card: str, interconnect: str, cooling: str, machine:
     Raises:
         SpecError: flags contradict each other.
     """
+    from supernode.advice.local import LOCAL
     from supernode.control.supernode import SuperNode
 
     parts = {"--cards": cards, "--card": card, "--interconnect": interconnect, "--cooling": cooling}
@@ -83,14 +78,14 @@ def node(cards: int | None, card: str, interconnect: str, cooling: str, machine:
                 f"`--machine {machine}` is a whole machine, and {_listed(named)} would make it another",
                 hint=f"leave out {_listed(named)}, or build a machine of parts without `--machine`.",
             )
-        return SuperNode.named(machine)
-    if card in ("", "local"):
+        return local(None, job) if machine.lower() == LOCAL else SuperNode.named(machine)
+    if card.lower() in ("", LOCAL):
         if named := [flag for flag in ("--interconnect", "--cooling") if parts[flag]]:
             raise SpecError(
                 f"{_listed(named)} cannot be chosen for this computer, which is as it is",
                 hint=f"name a card of the catalogue, such as `--card H100`, or leave out {_listed(named)}.",
             )
-        return local(cards, job) if job is not None else SuperNode.discover(cards=cards)
+        return local(cards, job)
     if cards is None:
         want = job.parallelism if job is not None else None
         cards = 512 if want is None or not want.data else want.tensor * want.pipeline * want.data

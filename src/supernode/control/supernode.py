@@ -73,14 +73,16 @@ class SuperNode:
 
     @classmethod
     def named(cls, name: str) -> SuperNode:
-        """Return one of the machines of the catalogue, such as `supernode-512`.
+        """Return one of the machines of the catalogue, such as `supernode-512`; `local` is this computer.
 
         Raises:
             SpecError: there is none of that name; the hint lists them.
         """
+        from supernode.advice.local import LOCAL, this_computer
         from supernode.hardware.assemble import predefined
 
-        return cls(machine=predefined(name))
+        is_local = isinstance(name, str) and name.lower() == LOCAL
+        return cls(machine=this_computer() if is_local else predefined(name))
 
     @property
     def pool(self) -> Pool:
@@ -161,17 +163,17 @@ class SuperNode:
             SpecError: the job is wrong, its model the user's own, or cost is to be least and the hardware has no price.
             CapacityError: nothing fits.
         """
-        return self.advise(as_job(job), objective=objective, top=top, runnable=runnable, cards=cards, price=price)[1]
+        return self.advise(job, objective=objective, top=top, runnable=runnable, cards=cards, price=price)[1]
 
     def advise(
-        self, asked: JobSpec | Question, *, objective: str = "time", top: int = 5, runnable: bool = False,
+        self, asked: Job | Question, *, objective: str = "time", top: int = 5, runnable: bool = False,
         cards: int | None = None, price: float | None = None,
     ) -> tuple[Question, Plans]:  # fmt: skip
         """Do likewise for a question, which may be about a model that our trainer cannot build; return it besides."""
-        from supernode.advice.question import question_of
+        from supernode.advice.question import Question, question_of
         from supernode.advice.question import search as answer
 
-        question = question_of(asked) if isinstance(asked, JobSpec) else asked
+        question = asked if isinstance(asked, Question) else question_of(as_job(asked))
         plans = answer(
             question, self.machine, objective=objective, top=top, runnable=runnable, cards=cards,
             price=None if price is None else price / 3600,
@@ -283,6 +285,7 @@ def as_job(job: Job) -> JobSpec:
     Relative paths start at the file's folder, those of a value or a mapping where this process is now: a later resume
     may be elsewhere.
     """
+    from supernode.advice.question import refuse_model_name
     from supernode.intake.jobfile import anchored, job_from, load_job
 
     if isinstance(job, JobSpec):
@@ -290,6 +293,8 @@ def as_job(job: Job) -> JobSpec:
     if isinstance(job, Mapping):
         return anchored(job_from(job), Path.cwd())
     if isinstance(job, (str, Path)):
+        if not Path(job).exists():
+            refuse_model_name(str(job))
         return load_job(Path(job))
     raise SpecError(
         f"a job is a file, a mapping or a JobSpec, not a {type(job).__name__}", hint="see `supernode plan --help`."

@@ -216,7 +216,7 @@ def _cables(cards: int, between_nodes: str, tiers: tuple[Tier, ...]) -> tuple[tu
     return (first, (load.link("Optical-400"), cards)) if len(tiers) > 2 else (first,)
 
 
-_COUNTED = re.compile(r"(\d{1,9})[x×]([^/]+)(?:/(\S+))?")
+_COUNTED = re.compile(r"([0-9]{1,9})[x×]([^/]+)(?:/(\S+))?")
 MACHINES: Mapping[str, Mapping[str, Any]] = {
     "supernode-32": {"card_count": 32, "interconnect": "Hybrid", "card": "H100"},
     "supernode-64": {"card_count": 64, "interconnect": "Switched", "card": "GB200"},
@@ -242,11 +242,13 @@ def predefined(name: str) -> Machine:
             otherwise.
 
     Raises:
-        SpecError: nobody knows the name.
+        SpecError: nobody knows the name, or it is none.
 
     >>> predefined("16xH100").nodes, predefined("64xB200/3D_Torus").shape
     (2, (4, 4, 4))
     """
+    if not isinstance(name, str):
+        raise SpecError(f"a machine's name is {name!r}", hint="name one, such as `supernode-512` or `512xH100`.")
     if counted := _COUNTED.fullmatch(name):
         cards, card, interconnect = counted.groups()
         return build_machine(int(cards), interconnect or "Hybrid", card=card, name=name)

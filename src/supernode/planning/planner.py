@@ -20,8 +20,8 @@ from supernode.schema.trace import ModelTrace
 from supernode.units import show, show_bytes, show_seconds
 
 BYTE_TOKENS = 256
-# Above this share of a card's memory, what the estimate leaves out (driver, fragments) may no longer fit.
-NEARLY_FULL = 0.9
+# Of a card's memory, for tensors; the rest is the driver's, the communication library's, and lost to fragments.
+USABLE = 0.9
 
 
 def make_plan(
@@ -43,12 +43,11 @@ def make_plan(
     plan = _draft(job, machine, at_hand, vocabulary, trace)
     memory = memory_use(plan) or traced_memory(plan)
     notes = list(_notes(plan, machine, at_hand, memory))
-    # A core's share of the host's memory is no wall: neighbours may need less. All of it is one.
-    wall = machine.card.memory * (machine.card_count if machine.card.kind == "cpu" else 1)
-    if memory is not None and memory.total > wall:
+    if memory is not None and memory.total > _wall(machine):
+        part = "" if machine.card.kind == "cpu" else f", of which tensors can have {USABLE:.0%}"
         raise CapacityError(
             f"the fullest card would hold {show_bytes(memory.total)} ({_memory_parts(memory)}), "
-            f"and {machine.card.name} has {show_bytes(machine.card.memory)}",
+            f"and {machine.card.name} has {show_bytes(machine.card.memory)}{part}",
             hint=_remedy(job, machine, at_hand, vocabulary, trace),
         )
     step = step_time(plan, machine) or traced_step_time(plan, machine)
@@ -84,6 +83,14 @@ def explain(plan: Plan) -> list[tuple[str, str]]:
             ("arithmetic, predicted", f"{show(plan.flops / step.total / plan.ranks, 'FLOP/s')} per card"),
         ]
     return rows + [("note", note) for note in plan.notes]
+
+
+def _wall(machine: Machine) -> float:
+    """Return the bytes above which a card's part does not fit.
+
+    A core's share of the host's memory is no wall: neighbours may need less. All of it is one.
+    """
+    return machine.card.memory * (machine.card_count if machine.card.kind == "cpu" else USABLE)
 
 
 def _check_cards(machine: Machine, cards: tuple[int, ...] | None) -> tuple[int, ...]:
@@ -170,9 +177,9 @@ def _notes(plan: Plan, machine: Machine, at_hand: tuple[int, ...], memory: Memor
     if plan.job.precision not in machine.card.flops:
         yield f"nothing is known of {machine.card.name} in {plan.job.precision}; its slowest precision is taken."
     yield from doubts(plan, machine)
-    if memory.total > NEARLY_FULL * machine.card.memory:
-        yield f"the fullest card needs about {show_bytes(memory.total)} of {show_bytes(machine.card.memory)}; " \
-              "the driver and fragments come on top."  # fmt: skip
+    if memory.total > USABLE * machine.card.memory:  # on cores alone; see `_wall`
+        yield f"the fullest rank needs about {show_bytes(memory.total)}, and a core's share of memory is " \
+              f"{show_bytes(machine.card.memory)}."  # fmt: skip
 
 
 def _remedy(job: JobSpec, machine: Machine, cards: tuple[int, ...], vocabulary: int, trace: ModelTrace | None) -> str:
@@ -183,7 +190,7 @@ def _remedy(job: JobSpec, machine: Machine, cards: tuple[int, ...], vocabulary: 
             memory = memory_use(draft) or traced_memory(draft)
         except SpecError:
             continue
-        if memory is not None and memory.total <= machine.card.memory:
+        if memory is not None and memory.total <= _wall(machine):
             return f"set {words}; the fullest card then holds {show_bytes(memory.total)}."
     return "set `precision` to bfloat16 and `parallelism.sharding` to fsdp, take more cards, or a smaller model."
 

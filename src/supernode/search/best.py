@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from supernode.errors import SpecError
+from supernode.errors import CapacityError, SpecError
 from supernode.forecast.efficiency import CardModel, precision_index
 from supernode.forecast.rates import card_of, is_calibrated
 from supernode.forecast.trust import strays
 from supernode.hardware.machine import Machine
 from supernode.hardware.power import power
-from supernode.planning.planner import token_kinds
+from supernode.planning.planner import USABLE, token_kinds
 from supernode.planning.work import with_vocabulary
 from supernode.schema.job import JobSpec
 from supernode.search.offload import ACTIVATIONS, OPTIMIZER, WEIGHTS, Room
@@ -30,13 +30,12 @@ from supernode.workload.strategy import (
     GPIPE,
     INTERLEAVED,
     ONE_F_ONE_B,
+    PRECISIONS,
     SELECTIVE,
     ZERO_BUBBLE,
     Software,
 )
 
-# Of a card's memory, for tensors; the rest is the driver's, the communication library's, and lost to fragments.
-USABLE = 0.9
 YEAR = 365 * 86_400.0
 # What hyperscalers write servers off over (Alphabet's and Microsoft's annual reports of 2023: six years).
 LIFE = 6 * YEAR
@@ -105,7 +104,7 @@ def best_plans(
     Raises:
         SpecError: a shape comes without batch or sequence, the job's model is the user's own, nothing can be spread
             over so many cards, or cost is to be least and the hardware has no price.
-        CapacityError: nothing fits.
+        CapacityError: nothing fits, or the card does not compute in so low a precision.
     """
     if isinstance(model, JobSpec):
         precision = precision_index(model.precision)
@@ -132,6 +131,7 @@ def best_plans(
         )
     space = space if room.host_memory else replace(space, offloads=(0,))
     card = card_of(machine, max(space.cards))
+    _check_precision(machine, card, PRECISIONS[precision])
     found = search(space, card, room, bill, objective=objective, top=top)
     found = found if is_priced else _without_cost(found)
     outside = outside_of(card, space, found.best[0])
@@ -141,6 +141,18 @@ def best_plans(
         obstacles=tuple(obstacles(space, choice) for choice in found.best), outside=outside,
         notes=tuple(_notes(machine, space, outside)),
     )  # fmt: skip
+
+
+def _check_precision(machine: Machine, card: CardModel, precision: str) -> None:
+    """Raise a CapacityError where the card has no products of a precision below 16 bits."""
+    has = [name for name in PRECISIONS if name in machine.card.flops or name == "float16"]
+    low, four = (card.peaks[PRECISIONS.index(name)] for name in ("float8", "nvfp4"))
+    # What multiplies four bits faster than eight scales small blocks, so that it has both of these formats.
+    has += ["mxfp8", "nvfp4"] if four > low else []
+    if precision not in (*has, "bfloat16", "float32"):
+        raise CapacityError(
+            f"{machine.card.name} does not compute in {precision}", hint=f"choose `--precision` {', '.join(has)}."
+        )
 
 
 def _without_cost(found: Found) -> Found:

@@ -132,7 +132,7 @@ def _target(path: Path) -> Path:
         return target
     if not stat.S_ISREG(found.st_mode):
         kind = _KINDS.get(stat.S_IFMT(found.st_mode), "device")
-        raise SpecError(f"cannot write {path}, which is a {kind}", hint="name a file.")
+        raise SpecError(f"cannot write {path}, which is a {kind}", hint="name a file, or move it away.")
     if not os.access(target, os.W_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
     return target
@@ -150,6 +150,7 @@ def _draft(target: Path, content: bytes) -> Path:
             with suppress(FileNotFoundError):
                 os.fchmod(descriptor, stat.S_IMODE(os.stat(target).st_mode))
     except BaseException:
-        draft.unlink(missing_ok=True)
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
         raise
     return draft

@@ -81,8 +81,7 @@ class SuperNode:
         from supernode.advice.local import LOCAL, this_computer
         from supernode.hardware.assemble import predefined
 
-        is_local = isinstance(name, str) and name.lower() == LOCAL
-        return cls(machine=this_computer() if is_local else predefined(name))
+        return cls(machine=this_computer() if str(name).lower() == LOCAL else predefined(name))
 
     @property
     def pool(self) -> Pool:

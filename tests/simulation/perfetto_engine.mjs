@@ -28,8 +28,20 @@ vm.runInContext("delete WebAssembly.instantiateStreaming", context);
 vm.runInContext(readFileSync(join(folder, "engine_bundle.js"), "utf8"), context);
 
 
-const port = { postMessage: (bytes) => { for (let sent = 0; sent < bytes.length; ) sent += writeSync(1, bytes, sent); } };
+// A pipe that is full for now takes the rest later.
+const send = (bytes) => {
+  for (let sent = 0; sent < bytes.length; ) {
+    try { sent += writeSync(1, bytes, sent); } catch (error) { if (error.code !== "EAGAIN") throw error; }
+  }
+};
+const port = { postMessage: send };
 sandbox.onmessage({ data: port });
 const request = new context.Uint8Array(readFileSync(0));
-// Once the engine has compiled, which it does at once, its start-up goes on in the next turn.
-setTimeout(() => port.onmessage({ data: request }), 0);
+// The engine starts up in turns to come, more of them on a busy computer; until then it refuses.
+const ask = (left) => {
+  try { port.onmessage({ data: request }); } catch (error) {
+    if (!left) throw error;
+    setTimeout(() => ask(left - 1), 50);
+  }
+};
+setTimeout(() => ask(200), 0);

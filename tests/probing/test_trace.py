@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -18,6 +19,7 @@ from supernode.errors import ModelError
 from supernode.models.decoder import Decoder
 from supernode.parallel.tensor import cross_entropy
 from supernode.planning.work import block_forward_flops, head_forward_flops
+from supernode.probing import trace
 from supernode.probing.trace import trace_module
 from supernode.schema.model import PRESETS
 from supernode.schema.trace import ModelTrace
@@ -420,3 +422,10 @@ def test_a_resnet_moves_the_bytes_that_the_closed_form_takes_for_it() -> None:
     # Normalisation, activation and sums, read and written on their own; the closed form takes a third for the sums.
     expected = float(resnet_demand(resnet(50), 1.0).traffic)
     assert found.forward.each.moved == pytest.approx(expected, rel=0.15)
+
+
+def test_building_for_real_leaves_the_process_as_it_was() -> None:
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    with trace._limited_memory():
+        assert resource.getrlimit(resource.RLIMIT_AS)[0] != before[0]
+    assert resource.getrlimit(resource.RLIMIT_AS) == before

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import resource
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
@@ -80,8 +81,8 @@ def trace_module(
         with torch.device("meta"):
             model = build()
     except Exception:  # noqa: BLE001 - whether it is about values, the second attempt tells
-        _limit_memory()
-        model = build()  # An error that is not about values comes again.
+        with _limited_memory():
+            model = build()  # An error that is not about values comes again.
         notes = ("the model was built for real, since its constructor needs values.",)
     size = sum(p.numel() * p.element_size() for p in model.parameters())
     try:
@@ -268,12 +269,19 @@ def _batches(job: JobSpec, dtype: torch.dtype) -> Batches:
     return of
 
 
-def _limit_memory() -> None:
+@contextmanager
+def _limited_memory() -> Iterator[None]:
     """Let this process grow by no more than `MOST_BUILT`: a larger model is refused, and the machine does not swap."""
     status = Path("/proc/self/statm")
+    before = resource.getrlimit(resource.RLIMIT_AS)
     if status.is_file():
         held = int(status.read_text().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (held + MOST_BUILT, resource.getrlimit(resource.RLIMIT_AS)[1]))
+        most = held + MOST_BUILT if before[1] == resource.RLIM_INFINITY else min(held + MOST_BUILT, before[1])
+        resource.setrlimit(resource.RLIMIT_AS, (most, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 def _last_line(error: BaseException) -> str:

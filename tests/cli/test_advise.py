@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from xml.etree import ElementTree
 
 import pytest
 
-from supernode.cli.main import main
 from supernode.control.supernode import SuperNode
 from supernode.intake.jobfile import load_job
 from supernode.schema.job import Parallelism
@@ -36,21 +34,12 @@ LLAMA = ("--model", "llama3-8b", "--batch", "64", "--sequence", "2048")
 
 
 @pytest.fixture
-def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+def command(tmp_path: Path, terminal: Command, monkeypatch: pytest.MonkeyPatch) -> Command:
     """Return the command line, in a folder with a job that names no degrees."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     (tmp_path / "job.yaml").write_text(JOB)
 
-    def run(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["supernode", *words])
-        with pytest.raises(SystemExit) as left:
-            main()
-        out, err = capsys.readouterr()
-        assert isinstance(left.value.code, int)
-        return left.value.code, out, err
-
-    return run
+    return terminal
 
 
 def said(answer: tuple[int, str, str]) -> dict[str, Any]:

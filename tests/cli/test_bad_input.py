@@ -21,7 +21,6 @@ import numpy as np
 import pytest
 
 from supernode.checkpoint import store
-from supernode.cli.main import main
 from supernode.control import runs
 from supernode.control.journal import Journal
 from supernode.control.supernode import SuperNode, as_job
@@ -36,21 +35,12 @@ JOB = "name: small\nmodel: {layers: 2, width: 32, heads: 4}\ndata: {text: text.t
 
 
 @pytest.fixture
-def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+def command(tmp_path: Path, terminal: Command) -> Command:
     """Return the command line, in an empty folder with a good job and its text."""
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "text.txt").write_text(TEXT)
     (tmp_path / "job.yaml").write_text(JOB)
 
-    def run(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["supernode", *words])
-        with pytest.raises(SystemExit) as left:
-            main()
-        out, err = capsys.readouterr()
-        assert isinstance(left.value.code, int)
-        return left.value.code, out, err
-
-    return run
+    return terminal
 
 
 def assert_refused(answer: tuple[int, str, str], *named: str) -> None:

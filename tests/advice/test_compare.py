@@ -18,7 +18,8 @@ from supernode.errors import SpecError
 from supernode.hardware.assemble import build_machine, predefined
 from supernode.hardware.discover import usable_cores
 from supernode.planning.planner import USABLE
-from supernode.schema.job import JobSpec, Parallelism
+from supernode.schema.job import JobSpec
+from supernode.schema.spread import Parallelism
 
 QUESTION = question_about("llama3-8b", batch=64, sequence=2048)
 TERMS = Terms(tokens=1e11)

@@ -17,7 +17,8 @@ from supernode.hardware.assemble import build_machine, predefined
 from supernode.hardware.machine import Machine
 from supernode.hardware.power import power
 from supernode.planning.planner import make_plan
-from supernode.schema.job import JobSpec, Parallelism
+from supernode.schema.job import JobSpec
+from supernode.schema.spread import Parallelism
 from supernode.search.best import LIFE, TARIFF, bill_of
 from supernode.simulation.completion import Rhythm, causes, expected_seconds
 

@@ -12,7 +12,7 @@ import pytest
 
 from supernode.control.supernode import SuperNode
 from supernode.intake.jobfile import load_job
-from supernode.schema.job import Parallelism
+from supernode.schema.spread import Parallelism
 
 Command = Callable[..., tuple[int, str, str]]
 JOB = (

@@ -21,7 +21,8 @@ from supernode.planning.cost import software_of
 from supernode.planning.memory import strategy_of
 from supernode.planning.planner import make_plan
 from supernode.schema.codec import to_json
-from supernode.schema.job import JobSpec, Parallelism
+from supernode.schema.job import JobSpec
+from supernode.schema.spread import Parallelism
 from supernode.workload.shape import decoder_shape
 
 TRUE = {"products": 1e-11, "scores": 2e-11, "memory": 1e-10, "operands": 2e-10, "operation": 8e-6, "step": 1e-3}

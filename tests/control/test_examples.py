@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from supernode.intake.jobfile import load_job
-from supernode.schema.job import Parallelism
+from supernode.schema.spread import Parallelism
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 

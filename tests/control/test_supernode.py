@@ -15,8 +15,9 @@ from supernode import JobSpec, SuperNode, SupernodeError
 from supernode.control.supernode import as_job
 from supernode.errors import CapacityError, MachineError, RunError, SpecError
 from supernode.planning.planner import make_plan
-from supernode.schema.job import DataSpec, Parallelism
+from supernode.schema.job import DataSpec
 from supernode.schema.model import PRESETS
+from supernode.schema.spread import Parallelism
 from supernode.search.best import room_of
 
 SAMPLE = """

@@ -8,8 +8,9 @@ from supernode.forecast.efficiency import card_model, card_names
 from supernode.forecast.rates import card_of, is_calibrated
 from supernode.hardware.assemble import build_machine
 from supernode.planning.planner import make_plan
-from supernode.schema.job import DataSpec, JobSpec, Parallelism
+from supernode.schema.job import DataSpec, JobSpec
 from supernode.schema.model import PRESETS
+from supernode.schema.spread import Parallelism
 from supernode.workload.strategy import FLOAT32
 
 

@@ -10,10 +10,11 @@ from supernode.errors import RunError, SpecError
 from supernode.intake.jobfile import job_from, job_to_dict, load_job
 from supernode.schema.codec import from_json, to_json
 from supernode.schema.event import StepDone
-from supernode.schema.job import JobSpec, Parallelism
+from supernode.schema.job import JobSpec
 from supernode.schema.model import DecoderShape
 from supernode.schema.plan import Layout, Plan
 from supernode.schema.report import RunState
+from supernode.schema.spread import Parallelism
 
 BAD_VALUES = [
     ("steps: yes", "`steps` is true", "100"),

@@ -13,9 +13,10 @@ from supernode.hardware.assemble import build_machine
 from supernode.parallel.assemble import _cut_sequential, _user_ties, assemble
 from supernode.parallel.chance import seed_for
 from supernode.planning.planner import make_plan
-from supernode.schema.job import DataSpec, JobSpec, Parallelism
+from supernode.schema.job import DataSpec, JobSpec
 from supernode.schema.model import DecoderShape
 from supernode.schema.plan import Plan, Stage
+from supernode.schema.spread import Parallelism
 
 MACHINE = build_machine(card_count=8, card="H100")
 SHAPE = DecoderShape(layers=5, width=32, heads=4)

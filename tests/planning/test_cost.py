@@ -16,9 +16,10 @@ from supernode.hardware.assemble import build_machine
 from supernode.hardware.machine import Machine
 from supernode.planning.cost import at_work, flops_per_step, software_of, stage_times, transfer_time
 from supernode.planning.planner import make_plan
-from supernode.schema.job import DataSpec, JobSpec, Parallelism
+from supernode.schema.job import DataSpec, JobSpec
 from supernode.schema.model import PRESETS, DecoderShape
 from supernode.schema.plan import StepTime
+from supernode.schema.spread import Parallelism
 from supernode.workload.shape import decoder_shape, make_shape
 from supernode.workload.strategy import GPIPE, INTERLEAVED, ONE_F_ONE_B, make_strategies
 

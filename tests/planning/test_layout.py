@@ -8,8 +8,9 @@ import pytest
 
 from supernode.errors import SpecError
 from supernode.planning.layout import resolve_layout
-from supernode.schema.job import JobSpec, Parallelism
+from supernode.schema.job import JobSpec
 from supernode.schema.model import DecoderShape
+from supernode.schema.spread import Parallelism
 
 
 def job(*, batch: int = 16, accumulation: int = 1, model: str | DecoderShape = "tiny", **degrees: object) -> JobSpec:

@@ -9,9 +9,10 @@ import pytest
 from supernode.hardware.assemble import build_machine
 from supernode.planning.memory import memory_use
 from supernode.planning.planner import make_plan
-from supernode.schema.job import DataSpec, JobSpec, OptimizerSpec, Parallelism
+from supernode.schema.job import DataSpec, JobSpec, OptimizerSpec
 from supernode.schema.model import DecoderShape
 from supernode.schema.plan import MemoryUse
+from supernode.schema.spread import Parallelism
 
 MACHINE = build_machine(card_count=8, card="H100")
 SHAPE = DecoderShape(layers=2, width=8, heads=2, hidden=16, vocabulary=10)

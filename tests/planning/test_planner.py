@@ -9,8 +9,9 @@ import pytest
 from supernode.errors import CapacityError, SpecError
 from supernode.hardware.assemble import build_machine
 from supernode.planning.planner import explain, make_plan
-from supernode.schema.job import DataSpec, JobSpec, Parallelism
+from supernode.schema.job import DataSpec, JobSpec
 from supernode.schema.model import DecoderShape
+from supernode.schema.spread import Parallelism
 
 MACHINE = build_machine(card_count=8, card="H100")
 LARGE = JobSpec(model="llama3-8b", batch=8, precision="bfloat16", data=DataSpec(sequence=2048))

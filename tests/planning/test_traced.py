@@ -15,9 +15,10 @@ from supernode.parallel.tensor import cross_entropy
 from supernode.planning.planner import explain, make_plan
 from supernode.planning.traced import traced_first, traced_stage_times, traced_sums
 from supernode.probing.trace import trace_module
-from supernode.schema.job import DataSpec, JobSpec, OptimizerSpec, Parallelism
+from supernode.schema.job import DataSpec, JobSpec, OptimizerSpec
 from supernode.schema.model import DecoderShape
 from supernode.schema.plan import Plan
+from supernode.schema.spread import Parallelism
 from supernode.schema.trace import ModelTrace, PassWork, Size, TracedPart, Work
 
 MACHINE = build_machine(card_count=8, card="H100")

@@ -12,10 +12,11 @@ from supernode.hardware.discover import discover
 from supernode.planning.planner import make_plan
 from supernode.schema import plain
 from supernode.schema.codec import to_json
-from supernode.schema.job import DataSpec, JobSpec, Parallelism
+from supernode.schema.job import DataSpec, JobSpec
 from supernode.schema.manifest import Manifest
 from supernode.schema.model import DecoderShape
 from supernode.schema.plan import Plan
+from supernode.schema.spread import Parallelism
 
 MANIFEST = Manifest(
     step=3, samples=24, seed=0, model="m", data="d", layout="l", optimizer="adamw", files={"a": (3, "00")}

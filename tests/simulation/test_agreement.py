@@ -15,9 +15,10 @@ from supernode.hardware.machine import Machine
 from supernode.planning.cost import at_work, software_of
 from supernode.planning.memory import strategy_of
 from supernode.planning.planner import make_plan
-from supernode.schema.job import DataSpec, JobSpec, Parallelism
+from supernode.schema.job import DataSpec, JobSpec
 from supernode.schema.model import DecoderShape
 from supernode.schema.plan import Plan
+from supernode.schema.spread import Parallelism
 from supernode.search.best import best_plans
 from supernode.search.runnable import job_of
 from supernode.simulation.domain import outside

@@ -9,8 +9,9 @@ import pytest
 
 from supernode.hardware.machine import Machine
 from supernode.planning.planner import make_plan
-from supernode.schema.job import DataSpec, JobSpec, Parallelism
+from supernode.schema.job import DataSpec, JobSpec
 from supernode.schema.model import DecoderShape
+from supernode.schema.spread import Parallelism
 from supernode.schema.trace import ModelTrace, PassWork, Size, TracedPart, Work
 from supernode.simulation.events.engine import Engine
 from supernode.simulation.events.work import StageWork, StepWork

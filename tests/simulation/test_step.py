@@ -11,8 +11,9 @@ import pytest
 from supernode.errors import SpecError
 from supernode.hardware.assemble import build_machine
 from supernode.planning.planner import make_plan
-from supernode.schema.job import DataSpec, JobSpec, Parallelism
+from supernode.schema.job import DataSpec, JobSpec
 from supernode.schema.model import DecoderShape
+from supernode.schema.spread import Parallelism
 from supernode.simulation.step import Timeline, simulate_pipeline, simulate_step, slowest_replicas
 
 MACHINE = build_machine(card_count=8, card="H100", interconnect="Fat_Tree")

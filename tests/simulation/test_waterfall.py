@@ -11,8 +11,9 @@ from supernode.forecast.efficiency import card_model
 from supernode.forecast.times import step_parts
 from supernode.hardware.assemble import build_machine, predefined
 from supernode.planning.planner import make_plan
-from supernode.schema.job import DataSpec, JobSpec, Parallelism
+from supernode.schema.job import DataSpec, JobSpec
 from supernode.schema.model import DecoderShape
+from supernode.schema.spread import Parallelism
 from supernode.search.best import best_plans
 from supernode.simulation.waterfall import REASONS, plan_waterfall, plans_waterfall, rows, waterfall, waterfall_svg
 from supernode.workload.presets import public_model

@@ -17,8 +17,9 @@ from supernode.errors import DataError
 from supernode.hardware.assemble import build_machine
 from supernode.parallel.tensor import IGNORED, cross_entropy
 from supernode.planning.planner import make_plan
-from supernode.schema.job import DataSpec, EvaluateSpec, JobSpec, Parallelism
+from supernode.schema.job import DataSpec, EvaluateSpec, JobSpec
 from supernode.schema.plan import Plan
+from supernode.schema.spread import Parallelism
 from supernode.training.data import Feed, TokenWindows, open_feed
 
 MACHINE = build_machine(card_count=64, card="H100")

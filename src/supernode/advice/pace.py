@@ -8,7 +8,7 @@ from supernode.advice.question import Question, search
 from supernode.forecast.trust import plan_strays
 from supernode.hardware.machine import Machine
 from supernode.planning.planner import make_plan
-from supernode.schema.job import Parallelism
+from supernode.schema.spread import Parallelism
 from supernode.search.best import Plans, bill_of, words
 from supernode.search.search import Choice
 

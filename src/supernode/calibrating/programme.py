@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping
 from supernode.errors import MachineError, SpecError
 from supernode.hardware.discover import discover, usable_cores
 from supernode.planning.planner import make_plan
-from supernode.schema.job import DataSpec, JobSpec, Parallelism
+from supernode.schema.job import DataSpec, JobSpec
 from supernode.schema.model import DecoderShape
 from supernode.schema.plan import Plan
+from supernode.schema.spread import Parallelism
 
 MOST_RANKS = 8
 MORE_RANKS = 64

@@ -92,7 +92,8 @@ def plan(
     from supernode.cli import show
     from supernode.control.simulate import draw_plan
     from supernode.intake.asking import load_asked, write_job
-    from supernode.schema.job import JobSpec, Parallelism
+    from supernode.schema.job import JobSpec
+    from supernode.schema.spread import Parallelism
     from supernode.simulation.waterfall import plan_waterfall, plans_waterfall
 
     asked = load_asked(

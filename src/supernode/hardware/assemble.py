@@ -14,7 +14,7 @@ from supernode.hardware.machine import Machine, Tier
 from supernode.hardware.parts import Card, Link, Switch
 from supernode.hardware.power import power
 from supernode.registry import did_you_mean, lookup
-from supernode.schema.job import MOST_CARDS
+from supernode.schema.spread import MOST_CARDS
 
 MOST_MESH_CARDS = 1024  # a full mesh of n cards has n (n - 1) / 2 links
 NODES_IN_A_RACK = 8

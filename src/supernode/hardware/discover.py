@@ -18,7 +18,7 @@ from supernode.hardware.calibration import Calibration, Host, default_path, read
 from supernode.hardware.gpus import gpus, with_gpu_figures
 from supernode.hardware.machine import Machine, Tier
 from supernode.hardware.parts import Card
-from supernode.schema.job import MOST_CARDS
+from supernode.schema.spread import MOST_CARDS
 
 USABLE_MEMORY = 0.9  # the rest is the operating system's and the driver processes'
 BFLOAT16_SLOWDOWN = 80  # catalog/cards.yaml, CPU-core: without matrix instructions for it each product is converted

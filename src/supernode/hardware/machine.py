@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from supernode.errors import SpecError
 from supernode.hardware.calibration import Calibration
 from supernode.hardware.parts import Card, Cooling, Link, Node, Supply, Switch
-from supernode.schema.job import MOST_CARDS
+from supernode.schema.spread import MOST_CARDS
 
 TOPOLOGIES = ("ring", "torus", "full_mesh", "switched", "hybrid")
 DIRECT = ("ring", "torus", "full_mesh")

@@ -122,10 +122,10 @@ def _split(name: str, unit: nn.Module, place: Place, *, skip_weight: bool) -> No
 
 
 def _shard(units: list[nn.Module], place: Place | None) -> None:
-    if place is None or place.layout.data == 1 or place.layout.sharding != "fsdp":
+    if place is None or place.layout.copies == 1 or place.layout.sharding != "fsdp":
         return
     for unit in units:
-        fully_shard(unit, mesh=place.mesh["data"])
+        fully_shard(unit, mesh=place.copies)
         assert isinstance(unit, FSDPModule)
         # Sums everywhere; the step divides once, by the tokens that count.
         unit.set_gradient_divide_factor(1.0)

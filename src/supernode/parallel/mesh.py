@@ -14,16 +14,21 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from supernode.errors import MachineError
 from supernode.schema.plan import Layout
 
-AXES = ("pipeline", "data", "tensor")
+AXES = ("pipeline", "data", "context", "tensor")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """One rank's place in the mesh, the mesh itself, and how long a collective may wait."""
+    """One rank's place in the mesh, the mesh itself, and how long a collective may wait.
+
+    Attributes:
+        copies: mesh of one dim, data × context: the ranks that hold the same parameters and see other tokens.
+    """
 
     layout: Layout
     rank: int
     mesh: DeviceMesh
+    copies: DeviceMesh
     limit: timedelta = timedelta(seconds=600)
 
     @property
@@ -37,13 +42,23 @@ class Place:
         return self.layout.place(self.rank)[1]
 
     @property
-    def tensor(self) -> int:
-        """Tensor coordinate."""
+    def context(self) -> int:
+        """Context coordinate."""
         return self.layout.place(self.rank)[2]
 
+    @property
+    def tensor(self) -> int:
+        """Tensor coordinate."""
+        return self.layout.place(self.rank)[3]
+
+    @property
+    def copy(self) -> int:
+        """Number of this rank among those that hold the same parameters."""
+        return self.data * self.layout.context + self.context
+
     def group(self, axis: str) -> dist.ProcessGroup:
-        """Return the process group of this rank's row along an axis."""
-        return self.mesh[axis].get_group()
+        """Return the process group of this rank's row along an axis, or of its `copies`: data and context together."""
+        return (self.copies if axis == "copies" else self.mesh[axis]).get_group()
 
 
 def meet(layout: Layout, rank: int, *, folder: Path, rendezvous: str, silence: float) -> Place:
@@ -61,8 +76,15 @@ def meet(layout: Layout, rank: int, *, folder: Path, rendezvous: str, silence: f
     store = _store(layout.ranks, rank, folder=folder, rendezvous=rendezvous, limit=limit)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=layout.ranks, timeout=limit)
     dist.all_reduce(torch.ones(1))
-    mesh = init_device_mesh("cpu", (layout.pipeline, layout.data, layout.tensor), mesh_dim_names=AXES)
-    return Place(layout=layout, rank=rank, mesh=mesh, limit=limit)
+    return place_of(layout, rank, limit=limit)
+
+
+def place_of(layout: Layout, rank: int, *, limit: timedelta = timedelta(seconds=600)) -> Place:
+    """Return this rank's place; torch.distributed is up, and every rank calls this at the same time."""
+    sizes = tuple(getattr(layout, axis) for axis in AXES)
+    mesh = init_device_mesh("cpu", sizes, mesh_dim_names=AXES)
+    copies = mesh["data"] if layout.context == 1 else mesh["data", "context"]._flatten("copies")
+    return Place(layout=layout, rank=rank, mesh=mesh, copies=copies, limit=limit)
 
 
 def _store(ranks: int, rank: int, *, folder: Path, rendezvous: str, limit: timedelta) -> Store:

@@ -158,9 +158,10 @@ class TieSync:
         for names, holders in parts.tied:
             if len(holders) < 2:
                 continue
-            for data in range(layout.data):
+            for copy in range(layout.copies):
                 for tensor in range(layout.tensor):
-                    ranks = [layout.rank(pipeline=p, data=data, tensor=tensor) for p in holders]
+                    data, context = divmod(copy, layout.context)
+                    ranks = [layout.rank(pipeline=p, data=data, context=context, tensor=tensor) for p in holders]
                     group = dist.new_group(ranks, timeout=place.limit)  # Every rank makes every group, in one order.
                     if place.rank in ranks and named[names[0]].requires_grad:
                         self._pairs.append((named[names[0]], group))
@@ -183,5 +184,5 @@ def copies(parts: Parts, place: Place) -> dict[nn.Parameter, int]:
         if isinstance(parameter, DTensor):
             for size, placement in zip(parameter.device_mesh.shape, parameter.placements, strict=True):
                 shards *= 1 if placement.is_replicate() else size
-        counts[parameter] = place.layout.data * place.layout.tensor * holders.get(name, 1) // shards
+        counts[parameter] = place.layout.copies * place.layout.tensor * holders.get(name, 1) // shards
     return counts

@@ -21,7 +21,7 @@ def resolve_layout(job: JobSpec, cards: int) -> Layout:
         SpecError: the layout needs more cards than there are, or the model or the batch cannot be cut so.
     """
     want = job.parallelism
-    one_copy = want.tensor * want.pipeline
+    one_copy = want.tensor * want.pipeline * want.context
     _check_cards(job, one_copy=one_copy, cards=cards)
     _check_model(job)
     _check_accumulation(job)
@@ -29,9 +29,13 @@ def resolve_layout(job: JobSpec, cards: int) -> Layout:
         tensor=want.tensor,
         pipeline=want.pipeline,
         data=want.data or _largest_data(job, cards // one_copy),
+        context=want.context,
+        expert=want.expert,
+        sequence=want.sequence,
         sharding=want.sharding,
         schedule=want.schedule,
         interleave=want.interleave,
+        recompute=want.recompute,
     )
 
 
@@ -41,6 +45,7 @@ def _check_cards(job: JobSpec, *, one_copy: int, cards: int) -> None:
     if needed <= cards:
         return
     degrees = f"tensor {want.tensor} × pipeline {want.pipeline} × data {want.data or '1 or more'}"
+    degrees += f" × context {want.context}" * (want.context > 1)
     if one_copy <= cards:
         hint = f"set `parallelism.data` to {cards // one_copy}, or to 0 for what is left over."
     else:
@@ -112,7 +117,15 @@ def _check_accumulation(job: JobSpec) -> None:
 
 def _largest_data(job: JobSpec, most: int) -> int:
     """Return the largest number of copies, up to `most`, among which a micro-batch divides."""
-    return max(n for n in _divisors(job.micro_batch_of) if n <= most)
+    want = job.parallelism
+    fits = [n for n in _divisors(job.micro_batch_of) if n <= most and n % want.expert == 0]
+    if not fits:
+        raise SpecError(
+            f"`parallelism.expert` is {want.expert}, and the data axis has at most {most} cards for micro-batches of "
+            f"{job.micro_batch_of} samples",
+            hint=f"set `parallelism.expert` to a divisor of {job.micro_batch_of} of at most {most}.",
+        )
+    return max(fits)
 
 
 def _divisors(number: int) -> list[int]:
@@ -128,7 +141,7 @@ def _nearest(wanted: int, candidates: Iterable[int]) -> int:
 def fit_layout(job: JobSpec, cards: int) -> JobSpec:
     """Return the job with degrees that `cards` cards can hold, as near to its own as can be.
 
-    The data axis shrinks first, then the pipeline, then the tensor axis; the batch stays, so the curve goes on.
+    The data axis shrinks first, then the pipeline, then context and tensor; the batch stays, so the curve goes on.
 
     Raises:
         SpecError: no degrees fit, or `cards` is not positive.
@@ -137,12 +150,20 @@ def fit_layout(job: JobSpec, cards: int) -> JobSpec:
         raise SpecError(f"`cards` is {cards}", hint="choose 1 or more.")
     want = job.parallelism
     tensors = [n for n in range(want.tensor, 0, -1) if want.tensor % n == 0 and n <= cards]
-    choices = [(t, p) for t in tensors for p in range(min(want.pipeline, cards // t), 0, -1)]
-    choices.sort(key=lambda pair: (pair[0] * pair[1], pair[0]), reverse=True)
-    for tensor, pipeline in choices:
+    contexts, experts = ([n for n in range(most, 0, -1) if most % n == 0] for most in (want.context, want.expert))
+    choices = [
+        (t, p, c, e)
+        for t in tensors
+        for c in contexts
+        for p in range(min(want.pipeline, cards // (t * c)), 0, -1)
+        for e in experts
+    ]
+    choices.sort(key=lambda ways: (ways[0] * ways[1] * ways[2], ways[0], ways[2], ways[3]), reverse=True)
+    for tensor, pipeline, context, expert in choices:
         interleaves = pipeline > 1 and want.schedule == "interleaved"
         degrees = replace(
-            want, tensor=tensor, pipeline=pipeline, data=0, interleave=want.interleave if interleaves else 1,
+            want, tensor=tensor, pipeline=pipeline, context=context, expert=expert, data=0,
+            sequence=want.sequence and tensor > 1, interleave=want.interleave if interleaves else 1,
             schedule=want.schedule if interleaves or want.schedule != "interleaved" else "1f1b",
         )  # fmt: skip
         candidate = replace(job, parallelism=degrees)

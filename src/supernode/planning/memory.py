@@ -9,9 +9,21 @@ from supernode.forecast.memory import memory_parts
 from supernode.planning.work import ELEMENT_BYTES, shape_of
 from supernode.schema.plan import MemoryUse, Plan, Stage
 from supernode.workload.shape import decoder_shape
-from supernode.workload.strategy import GPIPE, INTERLEAVED, ONE_F_ONE_B, Software, Strategies, make_strategies
+from supernode.workload.strategy import (
+    FULL,
+    GPIPE,
+    INTERLEAVED,
+    NO_RECOMPUTE,
+    ONE_F_ONE_B,
+    SELECTIVE,
+    ZERO_BUBBLE,
+    Software,
+    Strategies,
+    make_strategies,
+)
 
-SCHEDULES = {"gpipe": GPIPE, "1f1b": ONE_F_ONE_B, "interleaved": INTERLEAVED}
+SCHEDULES = {"gpipe": GPIPE, "1f1b": ONE_F_ONE_B, "interleaved": INTERLEAVED, "zero_bubble": ZERO_BUBBLE}
+RECOMPUTES = {"none": NO_RECOMPUTE, "selective": SELECTIVE, "full": FULL}
 
 
 def memory_use(plan: Plan) -> MemoryUse | None:
@@ -41,6 +53,8 @@ def strategy_of(plan: Plan) -> Strategies:
     most, last = held_layers(plan.stages, pipeline=layout.pipeline)
     return make_strategies(
         tensor=layout.tensor, pipeline=layout.pipeline, interleave=layout.interleave, data=layout.data,
+        context=layout.context, expert=layout.expert, sequence_parallel=int(layout.sequence),
+        recompute=RECOMPUTES[layout.recompute],
         sharding=3 if layout.sharding == "fsdp" and layout.data > 1 else 0, micro_batch=plan.micro_batch,
         batch=plan.micro_batch * plan.micro_batches * layout.data, sequence=plan.job.data.sequence,
         schedule=SCHEDULES[layout.schedule], precision=precision_index(plan.job.precision),

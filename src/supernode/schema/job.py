@@ -8,57 +8,7 @@ from typing import ClassVar, Literal
 
 from supernode.errors import SpecError
 from supernode.schema.model import PRESETS, DecoderShape
-
-MOST_CARDS = 1_048_576
-_FORBID: dict[str, str] = {"extra": "forbid"}
-
-
-def _within(section: str, value: object, **limits: tuple[float, float]) -> None:
-    """Check that each named attribute lies within its closed limits (NaN never does)."""
-    for key, (least, most) in limits.items():
-        number = getattr(value, key)
-        if not least <= number <= most:
-            name = f"{section}.{key}" if section else key
-            raise SpecError(f"`{name}` is {number}", hint=f"choose {least:,} to {most:,}.")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parallelism:
-    """How the work is spread over cards.
-
-    Attributes:
-        tensor: cards that share each matrix.
-        pipeline: stages that the layers are cut into.
-        data: copies (or shards) that see different samples. 0 means: what the cards at hand leave over.
-        sharding: `replicas` keeps whole copies on the data axis; `fsdp` shards weights, gradients and optimizer.
-        schedule: order of forward and backward over the stages.
-        interleave: stages that each pipeline rank holds, 2 or more for `interleaved`.
-    """
-
-    __pydantic_config__: ClassVar = _FORBID
-
-    tensor: int = 1
-    pipeline: int = 1
-    data: int = 0
-    sharding: Literal["replicas", "fsdp"] = "replicas"
-    schedule: Literal["1f1b", "gpipe", "interleaved"] = "1f1b"
-    interleave: int = 1
-
-    def __post_init__(self) -> None:
-        _within(
-            "parallelism", self,
-            tensor=(1, 1024), pipeline=(1, 1024), data=(0, MOST_CARDS), interleave=(1, 64),
-        )  # fmt: skip
-        if (self.schedule == "interleaved") != (self.interleave > 1):
-            raise SpecError(
-                f"`parallelism.schedule` is {self.schedule} and `parallelism.interleave` is {self.interleave}",
-                hint="`interleaved` goes with `interleave` of 2 or more, the others with 1.",
-            )
-        if self.interleave > 1 and self.pipeline == 1:
-            raise SpecError(
-                "`parallelism.interleave` is above 1 on one pipeline stage",
-                hint="set `parallelism.pipeline` to 2 or more, or `interleave` to 1.",
-            )
+from supernode.schema.spread import FORBID, MOST_CARDS, Communication, Parallelism, within
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +27,7 @@ class DataSpec:
         drop_last: leave out the short batch at the end of an epoch instead of training on it.
     """
 
-    __pydantic_config__: ClassVar = _FORBID
+    __pydantic_config__: ClassVar = FORBID
 
     text: str | tuple[str, ...] = ""
     tokens: str = ""
@@ -95,7 +45,7 @@ class DataSpec:
             object.__setattr__(self, "text", "stdlib")
         if len(given) > 1:
             raise SpecError(f"`data` names {' and '.join(given)}", hint="give one of `text`, `tokens` and `dataset`.")
-        _within("data", self, sequence=(2, 1_048_576), held_out=(0.0, 0.5))
+        within("data", self, sequence=(2, 1_048_576), held_out=(0.0, 0.5))
         if self.tokenizer != "bytes":
             size = self.tokenizer.removeprefix("bpe:")
             if not self.tokenizer.startswith("bpe:") or not size.isdigit() or not 257 <= int(size) <= 65_535:
@@ -128,7 +78,7 @@ class OptimizerSpec:
         clip: greatest norm of the whole gradient, over all cards; 0 leaves it alone.
     """
 
-    __pydantic_config__: ClassVar = _FORBID
+    __pydantic_config__: ClassVar = FORBID
 
     name: Literal["adamw", "sgd"] = "adamw"
     learning_rate: float = 1e-3
@@ -142,7 +92,7 @@ class OptimizerSpec:
     clip: float = 1.0
 
     def __post_init__(self) -> None:
-        _within(
+        within(
             "optimizer", self,
             learning_rate=(0, 1e4), warmup=(0, 10**9), final_ratio=(0, 1), weight_decay=(0, 100),
             epsilon=(1e-30, 1), momentum=(0, 0.99999), clip=(0, 1e9),
@@ -160,13 +110,13 @@ class CheckpointSpec:
         keep: newest whole checkpoints that stay on disk.
     """
 
-    __pydantic_config__: ClassVar = _FORBID
+    __pydantic_config__: ClassVar = FORBID
 
     every: int = 50
     keep: int = 2
 
     def __post_init__(self) -> None:
-        _within("checkpoint", self, every=(1, 10**9), keep=(1, 10_000))
+        within("checkpoint", self, every=(1, 10**9), keep=(1, 10_000))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,13 +128,13 @@ class EvaluateSpec:
         batches: global batches in one evaluation.
     """
 
-    __pydantic_config__: ClassVar = _FORBID
+    __pydantic_config__: ClassVar = FORBID
 
     every: int = 0
     batches: int = 4
 
     def __post_init__(self) -> None:
-        _within("evaluate", self, every=(0, 10**9), batches=(1, 10**6))
+        within("evaluate", self, every=(0, 10**9), batches=(1, 10**6))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,13 +146,13 @@ class RecoverySpec:
         silence: seconds without a word from a card after which it counts as lost.
     """
 
-    __pydantic_config__: ClassVar = _FORBID
+    __pydantic_config__: ClassVar = FORBID
 
     most_restarts: int = 5
     silence: float = 600.0
 
     def __post_init__(self) -> None:
-        _within("recovery", self, most_restarts=(0, 1000), silence=(1, 86_400))
+        within("recovery", self, most_restarts=(0, 1000), silence=(1, 86_400))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,27 +164,27 @@ class DrillSpec:
         rank: the rank that dies.
     """
 
-    __pydantic_config__: ClassVar = _FORBID
+    __pydantic_config__: ClassVar = FORBID
 
     kill_step: int = 0
     rank: int = 0
 
     def __post_init__(self) -> None:
-        _within("drill", self, kill_step=(0, 10**9), rank=(0, MOST_CARDS))
+        within("drill", self, kill_step=(0, 10**9), rank=(0, MOST_CARDS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleSpec:
     """Text that the trained model writes at the end; 0 tokens for none."""
 
-    __pydantic_config__: ClassVar = _FORBID
+    __pydantic_config__: ClassVar = FORBID
 
     prompt: str = "def "
     tokens: int = 0
     temperature: float = 0.8
 
     def __post_init__(self) -> None:
-        _within("sample", self, tokens=(0, 100_000), temperature=(0, 100))
+        within("sample", self, tokens=(0, 100_000), temperature=(0, 100))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,7 +203,7 @@ class JobSpec:
         threads: CPU threads of one rank; 0 shares the cores evenly.
     """
 
-    __pydantic_config__: ClassVar = _FORBID
+    __pydantic_config__: ClassVar = FORBID
 
     name: str = "run"
     model: str | DecoderShape = "tiny"
@@ -264,6 +214,7 @@ class JobSpec:
     seed: int = 0
     precision: Literal["float32", "bfloat16"] = "float32"
     parallelism: Parallelism = field(default_factory=Parallelism)
+    communication: Communication = field(default_factory=Communication)
     optimizer: OptimizerSpec = field(default_factory=OptimizerSpec)
     checkpoint: CheckpointSpec = field(default_factory=CheckpointSpec)
     evaluate: EvaluateSpec = field(default_factory=EvaluateSpec)
@@ -284,7 +235,7 @@ class JobSpec:
                 f"`name` is {self.name!r}",
                 hint="use 1 to 64 letters, digits, `-`, `_` and `.`, not starting with a dot.",
             )
-        _within(
+        within(
             "", self,
             batch=(1, 10**7), gradient_accumulation=(1, 10**6), steps=(1, 10**9), seed=(0, 2**32 - 1),
             threads=(0, 1024),

@@ -12,38 +12,57 @@ from supernode.schema.trace import ModelTrace
 class Layout:
     """The degrees that a run really has; `data` is a number here.
 
-    A rank is (pipeline, data, tensor), row-major, tensor fastest: neighbours in rank share the most traffic.
+    A rank is (pipeline, data, context, tensor), row-major, tensor fastest: neighbours in rank share the most traffic.
+    Experts are spread over neighbours on the data axis.
     """
 
     tensor: int = 1
     pipeline: int = 1
     data: int = 1
+    context: int = 1
+    expert: int = 1
+    sequence: bool = False
     sharding: str = "replicas"
     schedule: str = "1f1b"
     interleave: int = 1
+    recompute: str = "none"
 
     @property
     def ranks(self) -> int:
         """Processes in all."""
-        return self.tensor * self.pipeline * self.data
+        return self.tensor * self.pipeline * self.data * self.context
 
-    def rank(self, *, pipeline: int, data: int, tensor: int) -> int:
+    @property
+    def copies(self) -> int:
+        """Ranks over which the gradient of one parameter is summed."""
+        return self.data * self.context
+
+    def rank(self, *, pipeline: int = 0, data: int = 0, context: int = 0, tensor: int = 0) -> int:
         """Return the rank at a place of the mesh."""
-        return (pipeline * self.data + data) * self.tensor + tensor
+        return ((pipeline * self.data + data) * self.context + context) * self.tensor + tensor
 
-    def place(self, rank: int) -> tuple[int, int, int]:
-        """Return (pipeline, data, tensor) of a rank."""
+    def place(self, rank: int) -> tuple[int, int, int, int]:
+        """Return (pipeline, data, context, tensor) of a rank."""
         outer, tensor = divmod(rank, self.tensor)
+        outer, context = divmod(outer, self.context)
         pipeline, data = divmod(outer, self.data)
-        return pipeline, data, tensor
+        return pipeline, data, context, tensor
 
     def __str__(self) -> str:
         parts = [f"tensor {self.tensor}", f"pipeline {self.pipeline}", f"data {self.data}"]
+        parts += [f"{axis} {getattr(self, axis)}" for axis in ("context", "expert") if getattr(self, axis) > 1]
+        extra = []
         if self.interleave > 1:
-            parts.append(f"interleave {self.interleave}")
+            extra.append(f"interleave {self.interleave}")
+        if self.schedule == "zero_bubble":
+            extra.append("zero bubble")
         if self.data > 1:
-            parts.append(self.sharding)
-        return " × ".join(parts[:3]) + "".join(f", {extra}" for extra in parts[3:])
+            extra.append(self.sharding)
+        if self.sequence:
+            extra.append("sequence")
+        if self.recompute != "none":
+            extra.append(f"recompute {self.recompute}")
+        return ", ".join([" × ".join(parts), *extra])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

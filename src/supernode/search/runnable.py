@@ -11,7 +11,8 @@ from supernode.errors import SpecError
 from supernode.planning.cost import with_sums
 from supernode.planning.cut import cut_stages
 from supernode.planning.memory import held_layers, trainer
-from supernode.schema.job import JobSpec, Parallelism
+from supernode.schema.job import JobSpec
+from supernode.schema.spread import Parallelism
 from supernode.search.search import Choice
 from supernode.search.space import Space
 from supernode.workload.shape import ModelShape

@@ -66,8 +66,8 @@ class Stepper:
         self.ties = TieSync(parts, place)
         self.replicas: ReplicaSync | None = None
         layout = place.layout
-        if layout.data > 1 and layout.sharding == "replicas":
-            self.replicas = ReplicaSync(self.trained, self._uses(), place.group("data"))
+        if layout.copies > 1 and layout.sharding == "replicas":
+            self.replicas = ReplicaSync(self.trained, self._uses(), place.group("copies"))
         self.sharded = [m for module in parts.modules for m in module.modules() if isinstance(m, FSDPModule)]
         self.schedule = _schedule(plan, place, parts, loss) if layout.pipeline > 1 else None
         # One copy of each sample's loss: the last stage of one tensor rank.
@@ -92,7 +92,7 @@ class Stepper:
         clock = _Clock()
         batch = self.feed.training(step)
         # Dropout and the user's modules draw by step and place; tensor ranks draw alike.
-        seed_generators(seed_for(self.plan.job.seed, "step", step, self.place.data, self.place.pipeline))
+        seed_generators(seed_for(self.plan.job.seed, "step", step, self.place.copy, self.place.pipeline))
         clock.lap("data")
         if self.replicas is not None:
             self.replicas.start()

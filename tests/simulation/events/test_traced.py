@@ -8,7 +8,8 @@ import pytest
 
 from supernode.hardware.assemble import build_machine
 from supernode.planning.planner import make_plan
-from supernode.schema.job import DataSpec, JobSpec, Parallelism
+from supernode.schema.job import DataSpec, JobSpec
+from supernode.schema.spread import Parallelism
 from supernode.schema.trace import ModelTrace, PassWork, Size, TracedPart, Work
 from supernode.simulation.step import simulate_step
 

@@ -1,0 +1,1 @@
+"""What does an axis send inside a step? Autograd functions over one group."""

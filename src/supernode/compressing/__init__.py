@@ -1,0 +1,1 @@
+"""What is sent instead of a gradient? Compressors with error feedback."""

@@ -1,0 +1,110 @@
+"""How is the work of a job spread over cards, and how do its gradients meet?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from supernode.errors import SpecError
+
+MOST_CARDS = 1_048_576
+FORBID: dict[str, str] = {"extra": "forbid"}
+
+
+def within(section: str, value: object, **limits: tuple[float, float]) -> None:
+    """Check that each named attribute lies within its closed limits (NaN never does)."""
+    for key, (least, most) in limits.items():
+        number = getattr(value, key)
+        if not least <= number <= most:
+            name = f"{section}.{key}" if section else key
+            raise SpecError(f"`{name}` is {number}", hint=f"choose {least:,} to {most:,}.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parallelism:
+    """How the work is spread over cards.
+
+    Attributes:
+        tensor: cards that share each matrix.
+        pipeline: stages that the layers are cut into.
+        data: copies (or shards) that see different samples. 0 means: what the cards at hand leave over.
+        context: cards that share each sequence, a part of its tokens each.
+        expert: cards of the data axis over which the experts of a mixture are spread.
+        sequence: what lies between the split matrices is shared along the sequence by the cards of the tensor axis.
+        sharding: `replicas` keeps whole copies on the data axis; `fsdp` shards weights, gradients and optimizer.
+        schedule: order of forward and backward over the stages.
+        interleave: stages that each pipeline rank holds, 2 or more for `interleaved`.
+        recompute: what is computed again in the backward instead of kept: nothing, the attention's core, whole layers.
+    """
+
+    __pydantic_config__: ClassVar = FORBID
+
+    tensor: int = 1
+    pipeline: int = 1
+    data: int = 0
+    context: int = 1
+    expert: int = 1
+    sequence: bool = False
+    sharding: Literal["replicas", "fsdp"] = "replicas"
+    schedule: Literal["1f1b", "gpipe", "interleaved", "zero_bubble"] = "1f1b"
+    interleave: int = 1
+    recompute: Literal["none", "selective", "full"] = "none"
+
+    def __post_init__(self) -> None:
+        within(
+            "parallelism", self,
+            tensor=(1, 1024), pipeline=(1, 1024), data=(0, MOST_CARDS), context=(1, 1024), expert=(1, 1024),
+            interleave=(1, 64),
+        )  # fmt: skip
+        if (self.schedule == "interleaved") != (self.interleave > 1):
+            raise SpecError(
+                f"`parallelism.schedule` is {self.schedule} and `parallelism.interleave` is {self.interleave}",
+                hint="`interleaved` goes with `interleave` of 2 or more, the others with 1.",
+            )
+        if self.interleave > 1 and self.pipeline == 1:
+            raise SpecError(
+                "`parallelism.interleave` is above 1 on one pipeline stage",
+                hint="set `parallelism.pipeline` to 2 or more, or `interleave` to 1.",
+            )
+        if self.sequence and self.tensor == 1:
+            raise SpecError(
+                "`parallelism.sequence` is on and `parallelism.tensor` is 1",
+                hint="set `parallelism.tensor` to 2 or more; `parallelism.context` shares a sequence without it.",
+            )
+        if self.data and self.data % self.expert:
+            raise SpecError(
+                f"`parallelism.expert` is {self.expert} and `parallelism.data` {self.data}, over which experts spread",
+                hint="set `parallelism.expert` to a divisor of `parallelism.data`.",
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Communication:
+    """How gradients meet on the data axis.
+
+    Attributes:
+        algorithm: of the sum over copies; `auto` takes what is quickest as predicted and then measured at the start.
+        compress: what travels instead of the gradient, with error feedback.
+        where: `slow` compresses between hosts only, `all` everywhere.
+        rank: of `powersgd`'s factors.
+        density: part of the numbers that `topk` sends.
+        warmup: steps that travel uncompressed.
+        bucket: bytes of gradients that travel together.
+    """
+
+    __pydantic_config__: ClassVar = FORBID
+
+    algorithm: Literal["auto", "flat", "hierarchical", "torus"] = "auto"
+    compress: Literal["none", "int8", "float8", "topk", "powersgd", "onebit"] = "none"
+    where: Literal["slow", "all"] = "slow"
+    rank: int = 4
+    density: float = 0.01
+    warmup: int = 0
+    # PyTorch DDP's default bucket (Li et al., arXiv:2006.15704, figure 8).
+    bucket: int = 25 * 2**20
+
+    def __post_init__(self) -> None:
+        within(
+            "communication", self,
+            rank=(1, 1024), density=(1e-6, 1), warmup=(0, 10**9), bucket=(1024, 2**34),
+        )  # fmt: skip

@@ -1,0 +1,1 @@
+"""How is a user's module traced, cut and split without a rewrite?"""

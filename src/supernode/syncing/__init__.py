@@ -1,0 +1,1 @@
+"""How do gradients meet? Which ranks share a host, what is sent between them, and when."""

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn import functional as F
 
-IGNORED = -100
-"""Target of a position that does not count."""
+from supernode.axes.tensor import IGNORED, SplitLoss, Spread, Sum, first_of, local, look_up
+
+__all__ = ["IGNORED", "SplitCrossEntropy", "cross_entropy", "first_of", "local"]
 
 
 def split_block(block: nn.Module, mesh: DeviceMesh) -> None:
@@ -27,11 +26,11 @@ def split_block(block: nn.Module, mesh: DeviceMesh) -> None:
     group = mesh.get_group()
     for half, columns, row in (("attention", ("query", "key", "value"), "out"), ("mlp", ("gate", "up"), "down")):
         module = block.get_submodule(half)
-        module.register_forward_pre_hook(lambda _, given: (_Spread.apply(given[0], group), *given[1:]))
+        module.register_forward_pre_hook(lambda _, given: (Spread.apply(given[0], group), *given[1:]))
         for name in columns:
             _split_linear(module.get_submodule(name), mesh, dim=0)
         _split_linear(module.get_submodule(row), mesh, dim=1)
-        module.get_submodule(row).register_forward_hook(lambda _, __, output: _Sum.apply(output, group))
+        module.get_submodule(row).register_forward_hook(lambda _, __, output: Sum.apply(output, group))
 
 
 def split_embedding(embedding: nn.Module, mesh: DeviceMesh) -> None:
@@ -41,14 +40,7 @@ def split_embedding(embedding: nn.Module, mesh: DeviceMesh) -> None:
     _distribute(embedding, mesh, dim=0)
 
     def forward(tokens_BT: Tensor) -> Tensor:
-        weight = local(embedding.weight)
-        here_BT = (tokens_BT >= first) & (tokens_BT < first + weight.shape[0])
-        if weight.shape[0]:
-            rows_BTD = F.embedding(torch.where(here_BT, tokens_BT - first, 0), weight) * here_BT.unsqueeze(-1)
-        else:
-            rows_BTD = weight.new_zeros(*tokens_BT.shape, weight.shape[1])
-        summed: Tensor = _Sum.apply(rows_BTD, group)
-        return summed
+        return look_up(local(embedding.weight), tokens_BT, -1, first, group.group_name)
 
     _run_instead(embedding, forward)
 
@@ -56,18 +48,8 @@ def split_embedding(embedding: nn.Module, mesh: DeviceMesh) -> None:
 def split_head(head: nn.Module, mesh: DeviceMesh) -> None:
     """Split the vocabulary of the head over the axis; the logits stay split for `SplitCrossEntropy`."""
     group = mesh.get_group()
-    head.register_forward_pre_hook(lambda _, given: (_Spread.apply(given[0], group),))
+    head.register_forward_pre_hook(lambda _, given: (Spread.apply(given[0], group),))
     _split_linear(head, mesh, dim=0)
-
-
-def local(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a tensor."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def first_of(size: int, group: dist.ProcessGroup) -> int:
-    """Return where this rank's part of a dim begins, the dim being cut as `torch.chunk` would cut it."""
-    return min(size, dist.get_rank(group) * -(-size // dist.get_world_size(group)))
 
 
 def _distribute(module: nn.Module, mesh: DeviceMesh, *, dim: int) -> None:
@@ -85,63 +67,6 @@ def _split_linear(linear: nn.Module, mesh: DeviceMesh, *, dim: int) -> None:
 def _run_instead(module: nn.Module, forward: Callable[[Tensor], Tensor]) -> None:
     """Give one module another forward; its hooks and its place in the model stay."""
     vars(module)["forward"] = forward
-
-
-class _Spread(torch.autograd.Function):
-    """The same input on every rank of a group: nothing to do forward, the gradients' sum backward."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        summed = grads[0].contiguous().clone()
-        dist.all_reduce(summed, group=ctx.group)
-        return summed, None
-
-
-class _Sum(torch.autograd.Function):
-    """The sum of all ranks' outputs forward, every rank's own gradient backward."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
-        summed = x.contiguous().clone()
-        dist.all_reduce(summed, group=group)
-        return summed
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return grads[0], None
-
-
-class _SplitCrossEntropy(torch.autograd.Function):
-    """Sum of the cross-entropies with the vocabulary split over a group; sends three numbers a position."""
-
-    @staticmethod
-    def forward(ctx: Any, logits_NV: Tensor, target_N: Tensor, first: int, group: dist.ProcessGroup) -> Tensor:
-        highest_N = logits_NV.amax(dim=-1) if logits_NV.shape[1] else logits_NV.new_full((len(target_N),), -torch.inf)
-        dist.all_reduce(highest_N, op=dist.ReduceOp.MAX, group=group)
-        exponents_NV = (logits_NV - highest_N.unsqueeze(-1)).exp()
-        here_N = (target_N >= first) & (target_N < first + logits_NV.shape[1])
-        local_N = torch.where(here_N, target_N - first, 0)
-        chosen_N = torch.zeros_like(highest_N)
-        if logits_NV.shape[1]:
-            chosen_N = torch.where(here_N, logits_NV.gather(-1, local_N.unsqueeze(-1)).squeeze(-1), chosen_N)
-        sums_2N = torch.stack((exponents_NV.sum(dim=-1), chosen_N))
-        dist.all_reduce(sums_2N, group=group)
-        counts_N = target_N != IGNORED
-        ctx.save_for_backward(exponents_NV.div_(sums_2N[0].unsqueeze(-1)), here_N, local_N, counts_N)
-        return ((sums_2N[0].log() + highest_N - sums_2N[1]) * counts_N).sum()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
-        grad = grads[0]
-        gradient_NV, here_N, local_N, counts_N = ctx.saved_tensors
-        if gradient_NV.shape[1]:
-            gradient_NV.scatter_add_(-1, local_N.unsqueeze(-1), -here_N.to(gradient_NV.dtype).unsqueeze(-1))
-        return gradient_NV * (counts_N.to(gradient_NV.dtype) * grad).unsqueeze(-1), None, None, None
 
 
 def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
@@ -162,5 +87,5 @@ class SplitCrossEntropy:
         self.first = first_of(vocabulary, group)
 
     def __call__(self, output: Tensor, target: Tensor) -> Tensor:
-        loss: Tensor = _SplitCrossEntropy.apply(output.flatten(0, -2).float(), target.flatten(), self.first, self.group)
+        loss: Tensor = SplitLoss.apply(output.flatten(0, -2).float(), target.flatten(), self.first, self.group)
         return loss

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from supernode.forecast.memory import fuller_rank, memory_parts
-from supernode.planning.order import forwards_ahead
+from supernode.schema.order import forwards_ahead
 from supernode.workload.presets import public_model
 from supernode.workload.shape import gpt_shape, make_shape
 from supernode.workload.strategy import (

@@ -86,8 +86,9 @@ def _rank_parts(
         return dense / np.where(is_cut, copies, 1) + experts / np.where(is_cut, spread, 1)
 
     layers = np.maximum(model.layers, 1)
-    # FSDP holds the layer at work and the next one whole.
-    gathered = np.where(ways.sharding >= 3, np.minimum(2 / layers * ways.pipeline, 1) * (dense + experts), 0)
+    # FSDP holds the layer at work and the next one whole; all of them while weights' gradients are put off.
+    at_work = np.where((ways.schedule == ZERO_BUBBLE) & (ways.pipeline > 1), 1, 2 / layers * ways.pipeline)
+    gathered = np.where(ways.sharding >= 3, np.minimum(at_work, 1) * (dense + experts), 0)
     # Logits, their softmax in float32 and its gradient; GPipe keeps all micro-batches' until their backwards.
     pending = np.where((ways.schedule == GPIPE) & (ways.pipeline > 1), ways.micro_batches, 1)
     logits = ways.tokens * model.vocabulary / ways.tensor * ((ways.element + 4) * pending + ways.element)
@@ -188,7 +189,7 @@ def _token_bytes(model: ModelShape, ways: Strategies, software: Software) -> tup
 
 
 def _in_flight(ways: Strategies, *, is_last: bool) -> Numbers:
-    """Return micro-batches whose activations the first or the last rank holds; see `planning.order.forwards_ahead`.
+    """Return micro-batches whose activations the first or the last rank holds; see `schema.order.forwards_ahead`.
 
     Interleaving adds (p − 1) / (p v) of the first rank's. The last one's backward follows each forward, save with
     interleaving, whose other stages are ahead, and with ZB-H1, which puts its weights' gradients off.

@@ -13,9 +13,9 @@ from supernode.hardware.machine import Machine
 from supernode.planning.cost import TRAINER, StageTime, at_work, software_of
 from supernode.planning.cut import cut_stages
 from supernode.planning.memory import moments, strategy_of
-from supernode.planning.order import forwards_ahead
 from supernode.planning.work import ELEMENT_BYTES, sharded_by, share
 from supernode.schema.job import JobSpec
+from supernode.schema.order import forwards_ahead
 from supernode.schema.plan import Layout, MemoryUse, Plan, Stage, StepTime
 from supernode.schema.trace import ModelTrace, TracedPart
 from supernode.workload.shape import as_numbers

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from supernode.planning.order import Action, rank_order
+from supernode.schema.order import Action, rank_order
 from supernode.simulation.events.clock import Clock, Job
 from supernode.simulation.events.exchange import Exchanges
 from supernode.simulation.events.span import Kind, Span

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from supernode.planning.order import Action
+from supernode.schema.order import Action
 from supernode.simulation.events.clock import Clock, Job
 from supernode.simulation.events.span import Span
 from supernode.simulation.events.work import StepWork, Sync

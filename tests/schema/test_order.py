@@ -6,7 +6,7 @@ from itertools import accumulate
 
 import pytest
 
-from supernode.planning.order import Action, forwards_ahead, rank_order
+from supernode.schema.order import Action, forwards_ahead, rank_order
 
 CASES = [
     (schedule, pipeline, interleave, rounds * pipeline)

@@ -19,8 +19,8 @@ from supernode.errors import ModelError
 from supernode.splitting.tidy import tidy
 
 STILL_WORKS = (
-    "write that line without Python branches on values (`torch.where`), or set `parallelism.tensor` and `pipeline` to 1: "
-    "`data` and `fsdp` run any module as it is, and `pipeline` cuts an nn.Sequential between its children."
+    "write that line without Python branches on values (`torch.where`), or set `parallelism.tensor` and `pipeline` to "
+    "1: `data` and `fsdp` run any module as it is, and `pipeline` cuts an nn.Sequential between its children."
 )
 
 

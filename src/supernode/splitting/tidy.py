@@ -226,9 +226,9 @@ def _drop_passing(graph: fx.Graph) -> None:
             graph.erase_node(node)
         elif packet is aten.cat:
             _drop_empty(node)
-        elif packet is aten.dropout and node.args[1] == 0.0:
-            node.replace_all_uses_with(node.args[0])
-        elif packet in PASSING and node not in kept and node.args[0] not in kept and _is_same(node):
+        elif (packet is aten.dropout and node.args[1] == 0.0) or (
+            packet in PASSING and node not in kept and node.args[0] not in kept and _is_same(node)
+        ):
             node.replace_all_uses_with(node.args[0])
 
 

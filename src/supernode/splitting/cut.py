@@ -1,0 +1,295 @@
+"""Where is a graph cut into pipeline stages, and what travels over each cut? Balanced first, then few bytes."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+
+from supernode.errors import ModelError
+from supernode.splitting.tidy import schema_of, value_of, viewed, written
+
+FLOPS_PER_BYTE = 100.0
+"""Arithmetic in whose time a byte is read or written: accelerators of 2020 to 2025 lie between 60 and 300."""
+SLACK = 1.1
+"""How much slower than the best balanced cut's slowest stage a stage may be, for fewer bytes to send."""
+MOST_PLACES = 1500
+"""Places considered; of a longer graph those where the fewest bytes are live."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """A graph's stages.
+
+    Attributes:
+        nodes: the graph's operations in order, parts of a tuple right behind it.
+        bounds: stage s is `nodes[bounds[s]:bounds[s + 1]]`.
+        again: for each stage, earlier operations that it computes once more instead of being sent their values.
+        travels: for each stage, the values that it receives, those for later stages included; of the first, the input.
+    """
+
+    nodes: tuple[fx.Node, ...]
+    bounds: tuple[int, ...]
+    again: tuple[tuple[fx.Node, ...], ...]
+    travels: tuple[tuple[fx.Node, ...], ...]
+
+    @property
+    def stages(self) -> int:
+        """Stages in all."""
+        return len(self.bounds) - 1
+
+    def stage(self, index: int) -> tuple[fx.Node, ...]:
+        """Return the operations of a stage, repeated ones first."""
+        return (*self.again[index], *self.nodes[self.bounds[index] : self.bounds[index + 1]])
+
+
+def weigh(module: fx.GraphModule) -> None:
+    """Note the FLOPs of each operation's forward in `node.meta["flops"]`, from shapes alone."""
+    known: dict[str, float] = {}
+    for node in module.graph.nodes:
+        if node.op == "call_function":
+            key = f"{node.target} {fx.node.map_arg((node.args, node.kwargs), lambda n: _kind(n.meta.get('val')))}"
+            if key not in known:
+                known[key] = _flops(node)
+            node.meta["flops"] = known[key]
+
+
+def choose(module: fx.GraphModule, stages: int) -> tuple[int, ...]:
+    """Return the bounds of so many stages: of the cuts whose slowest stage is nearly the fastest, the least sent.
+
+    Raises:
+        ModelError: the graph has too few operations with parameters, or none of its values can travel.
+    """
+    graph = _Graph(module)
+    places = graph.places()
+    cost = np.concatenate(([0.0], np.cumsum([_cost(node) for node in graph.nodes])))[places]
+    trained = np.concatenate(([0], np.cumsum([graph.trains(node) for node in graph.nodes])))[places]
+    sent = graph.sent()[places]
+    # [i, j]: a stage from place i to place j.
+    spans = cost[None, :] - cost[:, None]
+    spans[(trained[None, :] <= trained[:, None]) | (places[None, :] <= places[:, None])] = np.inf
+    slowest, _ = _best(spans, stages, worst=True)
+    if not np.isfinite(slowest):
+        raise ModelError(
+            f"the model's {int(trained[-1])} operations with parameters cannot be cut into {stages} stages that each "
+            "train some",
+            hint="set `parallelism.pipeline` × `interleave` to fewer.",
+        )
+    allowed = np.where(spans <= slowest * SLACK, sent[None, :], np.inf)
+    return tuple(int(places[at]) for at in _best(allowed, stages, worst=False)[1])
+
+
+def cut(module: fx.GraphModule, bounds: Sequence[int]) -> Cut:
+    """Return what each stage does and receives.
+
+    A value that follows from the input or from constants alone, such as a mask, is computed again in each stage where
+    that sends fewer bytes.
+    """
+    graph = _Graph(module)
+    ways = [_cut(graph, tuple(bounds), from_input=way) for way in (False, True)]
+    return min(ways, key=lambda way: sum(_bytes(value) for values in way.travels[1:] for value in values))
+
+
+def _cut(graph: _Graph, bounds: tuple[int, ...], *, from_input: bool) -> Cut:
+    repeatable = graph.repeatable(from_input=from_input)
+    count = len(bounds) - 1
+    again, needs = [], []
+    for index in range(count):
+        own = graph.nodes[bounds[index] : bounds[index + 1]]
+        users = [*own, graph.output] if index == count - 1 else own
+        repeated: set[fx.Node] = set()
+        needed: set[fx.Node] = set()
+        waiting = [argument for user in users for argument in user.all_input_nodes]
+        while waiting:
+            value = waiting.pop()
+            if value.op == "get_attr" or value in repeated or bounds[index] <= graph.at[value] < bounds[index + 1]:
+                continue
+            if value in repeatable and value.op != "placeholder":
+                repeated.add(value)
+                waiting += value.all_input_nodes
+            else:
+                needed.add(value)
+        again.append(tuple(sorted(repeated, key=graph.at.__getitem__)))
+        needs.append(needed)
+    travels = [(graph.input,)]
+    for index in range(1, count):
+        live = {value for need in needs[index:] for value in need if graph.at[value] < bounds[index]}
+        travels.append(tuple(sorted(live, key=graph.at.__getitem__)))
+    return Cut(nodes=graph.nodes, bounds=bounds, again=tuple(again), travels=tuple(travels))
+
+
+def needs_gradient(module: fx.GraphModule) -> dict[fx.Node, bool]:
+    """Return for each value whether a gradient comes back for it; rather too many than too few."""
+    found: dict[fx.Node, bool] = {}
+    for node in module.graph.nodes:
+        value = value_of(node)
+        if node.op == "get_attr":
+            found[node] = isinstance(_attribute(module, node), nn.Parameter) and _attribute(module, node).requires_grad
+        elif node.target is torch.ops.aten.detach.default:
+            found[node] = False
+        else:
+            is_number = not isinstance(value, Tensor) or value.is_floating_point() or value.is_complex()
+            found[node] = is_number and any(found[argument] for argument in node.all_input_nodes)
+    return found
+
+
+class _Graph:
+    """A graph's operations in order, and what may be done to them."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        self.module = module
+        graph = module.graph
+        (self.input,) = graph.find_nodes(op="placeholder")
+        self.output = graph.output_node()
+        self.nodes = _in_order(graph)
+        self.at = {node: place for place, node in enumerate(self.nodes)} | {
+            self.input: -1,
+            self.output: len(self.nodes),
+        }
+        self.last = {
+            value: max((self.at[user] for user in value.users), default=self.at[value])
+            for value in (self.input, *self.nodes)
+        }
+        self.changed = {value for node in self.nodes for value in written(node)}
+
+    def trains(self, node: fx.Node) -> bool:
+        """Tell whether an operation uses a trained parameter."""
+        return any(
+            argument.op == "get_attr" and getattr(_attribute(self.module, argument), "requires_grad", False)
+            for argument in node.all_input_nodes
+        )
+
+    def places(self) -> np.ndarray:
+        """Return the places where a cut may go, both ends included."""
+        allowed = np.ones(len(self.nodes) + 1, dtype=bool)
+        for value in (self.input, *self.nodes):
+            if value is not self.input and not isinstance(value_of(value), Tensor):
+                allowed[self.at[value] + 1 : self.last[value] + 1] = False  # A tuple or a number does not travel.
+        for first, last in self._bound_together():
+            allowed[first + 1 : last + 1] = False
+        allowed[[0, -1]] = True
+        places = np.flatnonzero(allowed)
+        if len(places) > MOST_PLACES:
+            few = np.argsort(self.sent()[places], kind="stable")[:MOST_PLACES]
+            places = places[sorted({0, len(places) - 1, *few.tolist()})]
+        return places
+
+    def _bound_together(self) -> list[tuple[int, int]]:
+        """Return spans that one stage must hold: from a value's making, or a buffer's first use, to its last change."""
+        spans = []
+        for value in self.changed:
+            root = value
+            while seen := viewed(root):
+                root = seen[0]
+            family = self._family(root)
+            users = [self.at[user] for each in family for user in each.users]
+            first = min(users) if root.op == "get_attr" else self.at[root]
+            last = users if root.op == "get_attr" else [self.at[n] for n in self.nodes if set(written(n)) & family]
+            spans.append((max(first, 0), max(last)))
+        return spans
+
+    def _family(self, root: fx.Node) -> set[fx.Node]:
+        """Return a value with all views of it."""
+        family, waiting = {root}, [root]
+        while waiting:
+            value = waiting.pop()
+            new = [user for user in value.users if user not in family and value in viewed(user)]
+            family.update(new)
+            waiting += new
+        return family
+
+    def repeatable(self, *, from_input: bool) -> set[fx.Node]:
+        """Return values that follow from constants (and the input) alone and cost little."""
+        found: set[fx.Node] = {self.input} if from_input else set()
+        fixed = {
+            node
+            for node in self.module.graph.find_nodes(op="get_attr")
+            if not isinstance(_attribute(self.module, node), nn.Parameter) and node not in self.changed
+        }
+        for node in self.nodes:
+            schema = schema_of(node)
+            is_plain = schema is not None or node.target is operator.getitem
+            is_random = schema is not None and torch.Tag.nondeterministic_seeded in node.target.tags
+            is_changed = bool(written(node)) or bool(self._family(node) & self.changed)
+            is_cheap = is_plain and not is_random and not is_changed and not node.meta.get("flops")
+            if is_cheap and all(argument in found or argument in fixed for argument in node.all_input_nodes):
+                found.add(node)
+        return found
+
+    def sent(self) -> np.ndarray:
+        """Return the bytes that are live at each place."""
+        constant, repeatable = self.repeatable(from_input=False), self.repeatable(from_input=True)
+        fixed, derived = np.zeros(len(self.nodes) + 1), np.zeros(len(self.nodes) + 1)
+        for value in (self.input, *self.nodes):
+            if value not in constant:
+                into = derived if value in repeatable else fixed
+                into[self.at[value] + 1 : self.last[value] + 1] += _bytes(value)
+        return fixed + np.minimum(derived, _bytes(self.input))
+
+
+def _in_order(graph: fx.Graph) -> tuple[fx.Node, ...]:
+    ordered: list[fx.Node] = []
+    for node in graph.nodes:
+        if node.op == "call_function" and node.target is not operator.getitem:
+            ordered += [node, *_parts(node)]
+    return tuple(ordered)
+
+
+def _parts(node: fx.Node) -> list[fx.Node]:
+    parts = [user for user in node.users if user.target is operator.getitem]
+    return [each for part in parts for each in (part, *_parts(part))]
+
+
+def _best(costs: np.ndarray, stages: int, *, worst: bool) -> tuple[float, list[int]]:
+    """Return the least cost, by the worst stage or the sum of all, of a way through all places, and its places."""
+    reached = np.full(len(costs), np.inf)
+    reached[0] = 0.0
+    came_from = []
+    for _ in range(stages):
+        ways = np.maximum(reached[:, None], costs) if worst else reached[:, None] + costs
+        came_from.append(ways.argmin(axis=0))
+        reached = ways.min(axis=0)
+    place, way = len(costs) - 1, [len(costs) - 1]
+    for step in reversed(came_from):
+        place = int(step[place])
+        way.append(place)
+    return float(reached[-1]), way[::-1]
+
+
+def _cost(node: fx.Node) -> float:
+    """Return a node's forward in FLOPs, what it reads and writes counted by the time it takes."""
+    if viewed(node) and not written(node):
+        return 0.0
+    moved = _bytes(node) + sum(_bytes(argument) for argument in node.all_input_nodes)
+    return float(node.meta.get("flops", 0.0)) + FLOPS_PER_BYTE * moved
+
+
+def _bytes(node: fx.Node) -> float:
+    leaves = [leaf for leaf in tree_leaves(value_of(node)) if isinstance(leaf, Tensor)]
+    return float(sum(leaf.numel() * leaf.element_size() for leaf in leaves))
+
+
+def _flops(node: fx.Node) -> float:
+    values = fx.node.map_arg((node.args, node.kwargs), value_of)
+    modes = [value.fake_mode for value in tree_leaves(values) if hasattr(value, "fake_mode")]
+    if not modes or schema_of(node) is None:
+        return 0.0
+    counter = FlopCounterMode(display=False)
+    with modes[0], torch.no_grad(), counter:
+        node.target(*values[0], **values[1])
+    return float(counter.get_total_flops())
+
+
+def _kind(value: object) -> object:
+    return (tuple(value.shape), value.dtype) if isinstance(value, Tensor) else value
+
+
+def _attribute(module: nn.Module, node: fx.Node) -> object:
+    owner, _, last = str(node.target).rpartition(".")
+    return getattr(module.get_submodule(owner), last, None)

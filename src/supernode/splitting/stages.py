@@ -1,0 +1,174 @@
+"""What does one stage of a cut graph run? A module with its own parameters alone, that trains and evaluates."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from supernode.splitting.cut import Cut, needs_gradient
+from supernode.splitting.export import plant
+from supernode.splitting.tidy import schema_of, value_of, written
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """One stage.
+
+    Attributes:
+        module: takes what travels to it and returns what travels on, or, of the last stage, the model's outputs.
+        inputs: meta tensors of what it takes; those that require a gradient send one back.
+        outputs: likewise.
+    """
+
+    module: fx.GraphModule
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+
+    @property
+    def sent(self) -> int:
+        """Bytes of what it returns."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.outputs)
+
+
+def build(whole: fx.GraphModule, how: Cut, index: int) -> Piece:
+    """Return a stage of a graph; its parameters and buffers are the graph's own objects.
+
+    What no stage uses is in the one that holds its neighbour before it, so that it is trained and saved once.
+    """
+    graph, made = fx.Graph(), {}
+    gradients = needs_gradient(whole)
+    names: dict[str, Any] = {}
+    own = how.stage(index)
+    final = whole.graph.output_node()
+    is_last = index == how.stages - 1
+    leaving = tuple(final.args[0]) if is_last else how.travels[index + 1]  # type: ignore[arg-type]
+    for value in how.travels[index]:
+        made[value] = graph.placeholder(value.name)
+        made[value].meta = dict(value.meta)
+    for node in own:
+        for argument in node.all_input_nodes:
+            _take(argument, whole, graph, made, names)
+        made[node] = graph.node_copy(node, lambda argument: made[argument])
+    results = []
+    for value in leaving:
+        _take(value, whole, graph, made, names)
+        result = made[value]
+        if not is_last:
+            if not gradients[value] and value_of(value).is_floating_point():
+                result = graph.call_function(aten.detach.default, (result,))
+            result = graph.call_function(aten.contiguous.default, (result,))
+            result.meta["val"] = value_of(value)
+        results.append(result)
+    graph.output(tuple(results))
+    let_switch(graph)
+    names["training"] = True
+    module = fx.GraphModule(names, graph, class_name=f"Stage{index}")
+    temporary = _temporary(whole)
+    for name, tensor in {**names, **_unused_at(whole, how, index)}.items():
+        if isinstance(tensor, Tensor):
+            plant(module, name, tensor, persistent=name not in temporary)
+    return Piece(
+        module=module,
+        inputs=tuple(_bare(value, requires_grad=gradients[value]) for value in how.travels[index]),
+        outputs=tuple(_bare(value, requires_grad=gradients[value]) for value in leaving),
+    )
+
+
+def homes(whole: fx.GraphModule, how: Cut) -> dict[str, tuple[int, ...]]:
+    """Return the stages that hold each parameter and buffer of a graph."""
+    found: dict[str, set[int]] = {}
+    for index in range(how.stages):
+        for node in how.stage(index):
+            for argument in node.all_input_nodes:
+                if argument.op == "get_attr":
+                    found.setdefault(str(argument.target), set()).add(index)
+    for argument in whole.graph.output_node().all_input_nodes:
+        if argument.op == "get_attr":
+            found.setdefault(str(argument.target), set()).add(how.stages - 1)
+    before = 0
+    for name in (n for n, _ in (*whole.named_parameters(), *whole.named_buffers())):
+        before = min(found.setdefault(name, {before}))
+    return {name: tuple(sorted(stages)) for name, stages in found.items()}
+
+
+def let_switch(graph: fx.Graph) -> None:
+    """Make what is random, or changes buffers, follow the module's `training`, as the layers that it came from did.
+
+    Those are the arguments `train` and `training` of ATen operations, `dropout_p` of attention, and changes of buffers.
+    """
+    training: fx.Node | None = None
+    for node in list(graph.nodes):
+        schema = schema_of(node)
+        if schema is None:
+            continue
+        changes = {}
+        for place, argument in enumerate(schema.arguments):
+            given = node.args[place] if place < len(node.args) else node.kwargs.get(argument.name)
+            is_flag = argument.name in ("train", "training") and given is True and not _is_stateless(node)
+            is_share = argument.name == "dropout_p" and isinstance(given, float) and given > 0
+            if is_flag or is_share:
+                changes[argument.name, place] = given
+        changes_buffer = any(value.op == "get_attr" for value in written(node))
+        if not changes and not changes_buffer:
+            continue
+        if training is None:
+            with graph.inserting_before(next(iter(graph.nodes))):
+                training = graph.get_attr("training")
+        for (name, place), given in changes.items():
+            with graph.inserting_before(node):
+                now = training if given is True else graph.call_function(operator.mul, (given, training))
+            if place < len(node.args):
+                node.update_arg(place, now)
+            else:
+                node.update_kwarg(name, now)
+        if changes_buffer:
+            node.args, node.target = (training, node.target, *node.args), in_training
+
+
+def in_training(is_training: bool, change: Callable[..., Any], buffer: Tensor, *rest: Any, **named: Any) -> Tensor:
+    """Change a buffer while the module trains."""
+    if is_training:
+        change(buffer, *rest, **named)
+    return buffer
+
+
+def _is_stateless(node: fx.Node) -> bool:
+    """Tell whether a norm has no running statistics, and so takes the batch's in evaluation, too."""
+    return node.target is aten.batch_norm.default and node.args[3] is None
+
+
+def _take(
+    value: fx.Node, whole: fx.GraphModule, graph: fx.Graph, made: dict[Any, fx.Node], names: dict[str, Any]
+) -> None:
+    """Have an attribute of the whole graph in the stage's."""
+    if value.op != "get_attr" or value in made:
+        return
+    owner, _, last = str(value.target).rpartition(".")
+    names[str(value.target)] = getattr(whole.get_submodule(owner), last)
+    made[value] = graph.node_copy(value)
+
+
+def _unused_at(whole: fx.GraphModule, how: Cut, index: int) -> dict[str, Tensor]:
+    everything = dict([*whole.named_parameters(), *whole.named_buffers()])
+    return {
+        name: everything[name]
+        for name, stages in homes(whole, how).items()
+        if stages == (index,) and name in everything
+    }
+
+
+def _temporary(whole: nn.Module) -> set[str]:
+    kept = whole.state_dict(keep_vars=True).keys()
+    return {name for name, _ in whole.named_buffers() if name not in kept}
+
+
+def _bare(value: fx.Node, *, requires_grad: bool) -> Tensor:
+    known = value_of(value)
+    return torch.empty(tuple(known.shape), dtype=known.dtype, device="meta", requires_grad=requires_grad)

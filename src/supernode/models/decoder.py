@@ -18,14 +18,18 @@ INIT_DEVIATION = 0.02  # Radford et al., "Language Models are Unsupervised Multi
 
 
 def rotary_table(
-    tokens: int, head_width: int, base: float, device: torch.device | None = None
+    tokens: int | Tensor, head_width: int, base: float, device: torch.device | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return cosines and sines of the rotary angles, each (T, K).
+
+    Args:
+        tokens: how many, from 0, or where each stands.
 
     Source: Su et al., "RoFormer", arXiv:2104.09864; halves rotated against each other, as Llama's reference code does.
     """
     pairs = torch.arange(0, head_width, 2, dtype=torch.float32, device=device)
-    angles = torch.outer(torch.arange(tokens, dtype=torch.float32, device=device), base ** (-pairs / head_width))
+    places = tokens if isinstance(tokens, Tensor) else torch.arange(tokens, device=device)
+    angles = torch.outer(places.to(pairs), base ** (-pairs / head_width))
     doubled = torch.cat((angles, angles), dim=-1)
     return doubled.cos(), doubled.sin()
 
@@ -36,11 +40,22 @@ def rotate(x_BHTK: Tensor, cosines_TK: Tensor, sines_TK: Tensor) -> Tensor:
     return x_BHTK * cosines_TK + torch.cat((-right, left), dim=-1) * sines_TK
 
 
+def attend_causally(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor) -> Tensor:
+    """Return softmax(q kᵀ / √K) v, each token seeing itself and those before it; (B, H, T, K)."""
+    grouped = q_BHTK.shape[1] != k_BGTK.shape[1]
+    return F.scaled_dot_product_attention(q_BHTK, k_BGTK, v_BGTK, is_causal=True, enable_gqa=grouped)
+
+
 class Attention(nn.Module):
-    """Causal self-attention with grouped keys; it counts the heads in its projections' outputs, so a shard works."""
+    """Causal self-attention with grouped keys; it counts the heads in its projections' outputs, so a shard works.
+
+    Attributes:
+        attend: (queries, keys, values) to what the queries find.
+    """
 
     def __init__(self, shape: DecoderShape) -> None:
         super().__init__()
+        self.attend = attend_causally
         self.head_width = shape.head_width
         width, keys = shape.width, shape.key_heads * shape.head_width
         self.query = nn.Linear(width, width, bias=False)
@@ -55,8 +70,7 @@ class Attention(nn.Module):
             for projection in (self.query, self.key, self.value)
         )
         q_BHTK, k_BGTK = rotate(q_BHTK, cosines_TK, sines_TK), rotate(k_BGTK, cosines_TK, sines_TK)
-        grouped = q_BHTK.shape[1] != k_BGTK.shape[1]
-        mixed_BHTK = F.scaled_dot_product_attention(q_BHTK, k_BGTK, v_BGTK, is_causal=True, enable_gqa=grouped)
+        mixed_BHTK = self.attend(q_BHTK, k_BGTK, v_BGTK)
         return self.out(mixed_BHTK.transpose(1, 2).reshape(batch, tokens, -1))
 
 
@@ -102,6 +116,9 @@ class Decoder(nn.Module):
         blocks: numbers of the blocks to hold; all by default.
         embeds: take token numbers (B, T) instead of the stream (B, T, D).
         heads: return logits (B, T, V) instead of the stream.
+
+    Attributes:
+        places: where in the sequence the tokens stand that attention sees, (T,); None for one after the other from 0.
     """
 
     def __init__(
@@ -114,6 +131,7 @@ class Decoder(nn.Module):
         self.blocks = nn.ModuleDict({str(number): Block(shape) for number in numbers})
         self.norm = nn.RMSNorm(shape.width, eps=1e-5) if heads else None
         self.head = nn.Linear(shape.width, shape.vocabulary, bias=False) if heads else None
+        self.places: Tensor | None = None
         self._rotary: tuple[Tensor, Tensor] | None = None
         self.tie()
 
@@ -132,9 +150,12 @@ class Decoder(nn.Module):
         return self.head(self.norm(x_BTD))
 
     def _rotary_for(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
-        tokens = x_BTD.shape[1]
+        tokens = x_BTD.shape[1] if self.places is None else len(self.places)
         if self._rotary is None or self._rotary[0].shape[0] < tokens or self._rotary[0].device != x_BTD.device:
-            table = rotary_table(tokens, self.shape.head_width, self.shape.rope_base, x_BTD.device)
+            table = rotary_table(
+                tokens if self.places is None else self.places,
+                self.shape.head_width, self.shape.rope_base, x_BTD.device,
+            )  # fmt: skip
             self._rotary = (table[0].to(x_BTD.dtype), table[1].to(x_BTD.dtype))
         return self._rotary[0][:tokens], self._rotary[1][:tokens]
 

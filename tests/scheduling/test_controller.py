@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from supernode.scheduling.controller import Controller
+from supernode.scheduling.controller import Controller, Verdict
 from supernode.scheduling.state import fold
 from supernode.schema.event import (
     AskToStop,
@@ -31,6 +31,8 @@ from supernode.schema.event import (
     Started,
     StepDone,
     StopAsked,
+    Tell,
+    Timed,
 )
 from supernode.schema.job import CheckpointSpec, DrillSpec, JobSpec, RecoverySpec
 from supernode.schema.plan import Layout, Plan
@@ -312,3 +314,74 @@ def test_whatever_happens_ranks_are_ended_before_others_start_and_an_ended_run_i
     assert launches == sorted(set(launches))
     # The journal alone leads a second controller to the same state.
     assert repr(fold(heard)) == repr(controller.state)
+
+
+def timed(number: int, *busy: float, incarnation: int = 1) -> Timed:
+    return Timed(step=number, incarnation=incarnation, busy=busy)
+
+
+def moving(plan: Plan, busy: tuple[float, ...]) -> Verdict:
+    """Call the second rank slow, and move work off it, from twice the first one's time on."""
+    if busy[1] < 2 * busy[0]:
+        return Verdict()
+    return Verdict(slow={1: busy[1] / busy[0]}, plan=replace(plan, shares=(3, 1)), reason="work moves")
+
+
+def relayed(controller: Controller, *events: Event) -> list[Command]:
+    """Hand events over as the drive loop does, told ones before later ones; returns all commands."""
+    found: list[Command] = []
+    waiting = list(events)
+    while waiting:
+        commands = controller.handle(waiting.pop(0), 1.0)
+        waiting[:0] = [command.event for command in commands if isinstance(command, Tell)]
+        found += commands
+    return found
+
+
+def test_work_moves_when_two_looks_in_a_row_agree() -> None:
+    controller = Controller(judge=moving)
+
+    assert relayed(controller, Started(plan=QUIET), timed(1, 1, 3))[1:] == []
+    assert relayed(controller, timed(2, 1, 1), timed(3, 1, 3)) == []
+    commands = relayed(controller, timed(4, 1, 3))
+    assert [type(command) for command in commands] == [Tell, Tell, AskToStop]
+    assert controller.state is not None
+    assert controller.state.slow == {1: 3.0}
+    assert controller.state.plan.shares == ()
+    # Nothing more is asked for until the ranks have left.
+    assert relayed(controller, timed(5, 1, 3)) == []
+    (launch,) = relayed(controller, saved(5), RanksEnded(incarnation=1, step=5))
+    assert isinstance(launch, Launch)
+    assert (launch.incarnation, launch.plan.shares, launch.checkpoint) == (2, (3, 1), "step-5")
+    assert controller.state.restarts == 0
+    assert [incident.what for incident in controller.state.incidents] == ["started", "rank 1 is slow", "work moves"]
+
+
+def test_a_move_that_a_loss_interrupts_is_made_with_the_relaunch() -> None:
+    controller = Controller(judge=moving)
+    relayed(controller, Started(plan=QUIET), saved(2), timed(3, 1, 3), timed(4, 1, 3))
+
+    _, launch = relayed(controller, lost(1))
+    assert isinstance(launch, Launch)
+    assert launch.plan.shares == (3, 1)
+
+
+def test_a_person_who_stops_the_run_comes_before_a_move() -> None:
+    controller = Controller(judge=moving)
+    relayed(controller, Started(plan=QUIET), saved(2), RankReady(rank=0, incarnation=1, seconds=1.0))
+    relayed(controller, RankReady(rank=1, incarnation=1, seconds=1.0), timed(3, 1, 3), timed(4, 1, 3), StopAsked())
+
+    (finish,) = relayed(controller, RanksEnded(incarnation=1, step=5))
+    assert isinstance(finish, Finish)
+    assert finish.ended.outcome == "stopped"
+
+
+def test_a_rank_that_keeps_up_again_is_told_of_once() -> None:
+    controller = Controller(judge=lambda plan, busy: replace(moving(plan, busy), plan=None))
+    relayed(
+        controller, Started(plan=QUIET), *(timed(n, 1, 3) for n in range(1, 5)), *(timed(n, 1, 1) for n in range(5, 9))
+    )
+
+    assert controller.state is not None
+    whats = [incident.what for incident in controller.state.incidents]
+    assert whats == ["started", "rank 1 is slow", "rank 1 keeps up again"]

@@ -29,6 +29,7 @@ from supernode.schema.event import (
     RanksEnded,
     Saved,
     StepDone,
+    Timed,
 )
 
 _FORKS_AT_ONCE = 200  # The kernel passes at most 253 descriptors in one message (SCM_MAX_FD).
@@ -289,6 +290,8 @@ class LocalBackend:
         elif kind == "step":
             rank.step = message["step"]
             self._events.append(StepDone(incarnation=self._incarnation, **message))
+        elif kind == "timed":
+            self._events.append(Timed(incarnation=self._incarnation, step=message["step"], busy=tuple(message["busy"])))
         elif kind == "beat":
             rank.step = message["step"]
         elif kind == "evaluated":

@@ -11,7 +11,7 @@ from supernode.backends.seam import Backend
 from supernode.checkpoint import store
 from supernode.errors import CheckpointError
 from supernode.scheduling.controller import Controller
-from supernode.schema.event import AskToStop, Command, Ended, Event, Finish, KillRank, KillRanks, Launch, Rejected
+from supernode.schema.event import AskToStop, Command, Ended, Event, Finish, KillRank, KillRanks, Launch, Rejected, Tell
 from supernode.schema.report import RunState
 
 POLL_SECONDS = 0.2
@@ -101,6 +101,8 @@ def _carry_out(command: Command, backend: Backend, check: Check | None, others: 
         backend.kill_ranks(command)
     elif isinstance(command, KillRank):
         backend.kill_rank(command.rank)
+    elif isinstance(command, Tell):
+        return command.event
     elif isinstance(command, AskToStop):
         backend.ask_to_stop()
     elif isinstance(command, Finish):

@@ -36,6 +36,7 @@ from supernode.intake.jobfile import job_from, job_to_dict, overridden
 from supernode.pages.report import make_report, report_html, report_json
 from supernode.planning.layout import fit_layout, resolve_layout
 from supernode.planning.planner import make_plan
+from supernode.planning.rebalance import judge
 from supernode.scheduling.controller import Controller
 from supernode.schema.event import Ended, Event, Started
 from supernode.schema.job import JobSpec
@@ -198,8 +199,8 @@ def _drive(
     try:
         with interrupts() as asked:
             ended = drive(
-                Started(plan=plan, checkpoints=found), controller=Controller(state), backend=backend, record=journal,
-                check=check_in(run.checkpoints), others=others_in(run.checkpoints), watch=watch, asked=asked,
+                Started(plan=plan, checkpoints=found), controller=Controller(state, judge=judge), backend=backend,
+                record=journal, check=check_in(run.checkpoints), others=others_in(run.checkpoints), watch=watch, asked=asked,
             )  # fmt: skip
     except SupernodeError as error:
         ended = Ended(outcome="failed", message=error.message, hint=error.hint, kind=type(error).__name__)
@@ -262,10 +263,10 @@ def _slice(pool: Pool, cards: int) -> Iterator[tuple[int, ...]]:
 
 
 def _check_drill(job: JobSpec, layout: Layout) -> None:
-    if job.drill.kill_step and job.drill.rank >= layout.ranks:
+    if (job.drill.kill_step or job.drill.slowness > 1) and job.drill.rank >= layout.ranks:
         raise SpecError(
             f"`drill.rank` is {job.drill.rank}, and the layout has {layout.ranks} ranks",
-            hint=f"choose 0 to {layout.ranks - 1}, or set `drill.kill_step` to 0 for no drill.",
+            hint=f"choose 0 to {layout.ranks - 1}, or leave `drill` out.",
         )
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
 from supernode.scheduling.state import advance
 from supernode.schema.event import (
     AskToStop,
@@ -16,22 +19,50 @@ from supernode.schema.event import (
     RankLost,
     RanksEnded,
     Rejected,
+    Replanned,
+    Slowed,
     Started,
     StepDone,
     StopAsked,
+    Tell,
+    Timed,
 )
+from supernode.schema.plan import Plan
 from supernode.schema.report import RunState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What the times of a plan's ranks tell.
+
+    Attributes:
+        slow: slow ranks, and how many times their peers' time they take.
+        plan: one with which the busiest rank would have less to do; None for none that is worth it.
+        reason: what it changes.
+    """
+
+    slow: dict[int, float] = field(default_factory=dict)
+    plan: Plan | None = None
+    reason: str = ""
+
+
+Judge = Callable[[Plan, tuple[float, ...]], Verdict]
+"""Takes a plan and the seconds of its ranks' passes."""
 
 
 class Controller:
     """Decides for one run.
 
+    Args:
+        judge: asked whether two looks at the ranks' times in a row call for something; None for never.
+
     Attributes:
         state: what the events so far come to; None before the first.
     """
 
-    def __init__(self, state: RunState | None = None) -> None:
+    def __init__(self, state: RunState | None = None, *, judge: Judge | None = None) -> None:
         self.state = state
+        self._judge = judge
 
     def handle(self, event: Event, time: float) -> list[Command]:
         """Take one event; return the commands it calls for."""
@@ -49,7 +80,13 @@ class Controller:
         if isinstance(event, RankFailed) and event.incarnation == before.incarnation:
             ended = Ended(outcome="failed", message=event.message, hint=event.hint, kind=event.kind)
             return [KillRanks(incarnation=event.incarnation), Finish(ended=ended)]
+        if isinstance(event, Timed) and event.incarnation == before.incarnation:
+            return self._timed(event, before)
+        if isinstance(event, Replanned):
+            return [AskToStop()]
         if isinstance(event, RanksEnded) and event.incarnation == before.incarnation:
+            if before.moving is not None and not before.stopping and event.step < before.plan.job.steps:
+                return [self._launch()]
             return [Finish(ended=_ending(self.state, event.step))]
         if isinstance(event, StopAsked):
             return self._stop(now=event.now or self.state.ready < self.state.plan.ranks)
@@ -61,6 +98,21 @@ class Controller:
         assert self.state is not None
         newest = self.state.checkpoints[-1][1] if self.state.checkpoints else ""
         return Launch(incarnation=self.state.incarnation, plan=self.state.plan, checkpoint=newest)
+
+    def _timed(self, event: Timed, before: RunState) -> list[Command]:
+        """Conclude what two looks in a row agree on."""
+        if self._judge is None or not before.busy or before.moving is not None or before.stopping:
+            return []
+        first, second = (self._judge(before.plan, busy) for busy in (before.busy, event.busy))
+        commands: list[Command] = []
+        slow = {rank: ratio for rank, ratio in second.slow.items() if rank in first.slow or rank in before.slow}
+        if set(slow) != set(before.slow):
+            commands.append(Tell(event=Slowed(step=event.step, ranks=slow)))
+        mean = tuple((a + b) / 2 for a, b in zip(before.busy, event.busy, strict=True))
+        both = self._judge(before.plan, mean)
+        if first.plan is not None and second.plan is not None and both.plan is not None:
+            commands.append(Tell(event=Replanned(step=event.step, plan=both.plan, reason=both.reason)))
+        return commands
 
     def _lost(self, event: RankLost, before: RunState) -> list[Command]:
         assert self.state is not None

@@ -17,10 +17,13 @@ from supernode.schema.event import (
     RankReady,
     RanksEnded,
     Rejected,
+    Replanned,
     Saved,
+    Slowed,
     Started,
     StepDone,
     StopAsked,
+    Timed,
 )
 from supernode.schema.report import Incident, RunState
 
@@ -70,6 +73,15 @@ def advance(state: RunState | None, event: Event, time: float) -> RunState:
         changes["incidents"] = _told(state, time, f"rank {event.rank} lost", event.reason)
         if event.incarnation == state.incarnation:
             changes |= relaunched(state) | {"failures": state.failures + 1}
+    elif isinstance(event, Timed):
+        changes["busy"] = event.busy
+    elif isinstance(event, Slowed):
+        changes |= {"slow": dict(event.ranks), "incidents": _slowed(state, event, time)}
+    elif isinstance(event, Replanned):
+        changes["moving"] = event.plan
+        changes["incidents"] = _told(state, time, "work moves", event.reason)
+    elif isinstance(event, RanksEnded) and state.moving is not None and event.incarnation == state.incarnation:
+        changes |= relaunched(state) | {"restarts": 0}
     elif isinstance(event, StopAsked):
         changes["stopping"] = True
         changes["incidents"] = _told(state, time, "stop asked", "now" if event.now else "after a checkpoint")
@@ -96,8 +108,20 @@ def relaunched(state: RunState) -> dict[str, Any]:
     kept = state.checkpoints[-1][0] if state.checkpoints else 0
     return {
         "incarnation": state.incarnation + 1, "restarts": state.restarts + 1, "step": kept, "ready": 0,
-        "ready_seconds": 0.0,
+        "ready_seconds": 0.0, "plan": state.moving or state.plan, "moving": None, "busy": (), "slow": {},
     }  # fmt: skip
+
+
+def _slowed(state: RunState, event: Slowed, time: float) -> tuple[Incident, ...]:
+    told = state
+    for rank, ratio in event.ranks.items():
+        if rank not in state.slow:
+            detail = f"its passes take {ratio:.1f} times what its peers' take"
+            told = replace(told, incidents=_told(told, time, f"rank {rank} is slow", detail))
+    for rank in state.slow:
+        if rank not in event.ranks:
+            told = replace(told, incidents=_told(told, time, f"rank {rank} keeps up again", ""))
+    return told.incidents
 
 
 def _started(state: RunState | None, event: Started, time: float) -> RunState:
@@ -108,10 +132,8 @@ def _started(state: RunState | None, event: Started, time: float) -> RunState:
     # The ranks of the controller before are gone with it.
     changes = relaunched(replace(state, checkpoints=checkpoints)) | {"restarts": 0, "stopping": False}
     changes |= {"outcome": "running", "message": "", "hint": "", "kind": ""}
-    return replace(
-        state, plan=event.plan, checkpoints=checkpoints, updated=time,
-        incidents=_told(state, time, "resumed", str(event.plan.layout)), **changes,
-    )  # fmt: skip
+    changes |= {"plan": event.plan, "checkpoints": checkpoints, "updated": time}
+    return replace(state, incidents=_told(state, time, "resumed", str(event.plan.layout)), **changes)
 
 
 def _stepped(state: RunState, event: StepDone, time: float) -> RunState:

@@ -64,6 +64,36 @@ class StepDone:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Timed:
+    """What the ranks' passes took of late.
+
+    Attributes:
+        busy: seconds of forward and backward in a step, by rank: the median since the last look.
+    """
+
+    step: int
+    incarnation: int
+    busy: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slowed:
+    """Which ranks are slow now: how many times their peers' time each takes. Empty: none any more."""
+
+    step: int
+    ranks: Mapping[int, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replanned:
+    """Work is to move: once the ranks have saved and left, they start again with this plan."""
+
+    step: int
+    plan: Plan
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluated:
     """The model was tried on held-out data after `step` steps."""
 
@@ -155,8 +185,8 @@ class Ended:
 
 
 Event = (
-    Started | RankReady | StepDone | Evaluated | Saved | Rejected | RankLost | RankFailed | RanksEnded | StopAsked
-    | Noted | Ended
+    Started | RankReady | StepDone | Timed | Slowed | Replanned | Evaluated | Saved | Rejected | RankLost | RankFailed
+    | RanksEnded | StopAsked | Noted | Ended
 )  # fmt: skip
 
 
@@ -184,6 +214,13 @@ class KillRank:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Tell:
+    """Note what was concluded, as an event of its own."""
+
+    event: Event
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AskToStop:
     """Tell the ranks to save after the step that they are in and leave."""
 
@@ -195,13 +232,13 @@ class Finish:
     ended: Ended
 
 
-Command = Launch | KillRanks | KillRank | AskToStop | Finish
+Command = Launch | KillRanks | KillRank | Tell | AskToStop | Finish
 
 KINDS: dict[str, type[Any]] = {
     kind.__name__: kind
     for kind in (
-        Started, RankReady, StepDone, Evaluated, Saved, Rejected, RankLost, RankFailed, RanksEnded, StopAsked, Noted,
-        Ended,
+        Started, RankReady, StepDone, Timed, Slowed, Replanned, Evaluated, Saved, Rejected, RankLost, RankFailed,
+        RanksEnded, StopAsked, Noted, Ended,
     )
 }  # fmt: skip
 """Every event by the name that the journal keeps."""

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from supernode.errors import SpecError
 from supernode.schema.model import PRESETS, DecoderShape
-from supernode.schema.spread import FORBID, MOST_CARDS, Communication, Parallelism, within
+from supernode.schema.spread import FORBID, MOST_CARDS, Balance, Communication, Parallelism, within
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,20 +157,22 @@ class RecoverySpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrillSpec:
-    """A fault on purpose: one rank is killed once, to see the run recover.
+    """A fault on purpose: one rank is killed once, to see the run recover, or is slow throughout.
 
     Attributes:
         kill_step: step after which the rank is killed; 0 for none.
-        rank: the rank that dies.
+        rank: the rank that dies, or is slow.
+        slowness: times as long that the rank takes for its passes; 1 for none.
     """
 
     __pydantic_config__: ClassVar = FORBID
 
     kill_step: int = 0
     rank: int = 0
+    slowness: float = 1.0
 
     def __post_init__(self) -> None:
-        within("drill", self, kill_step=(0, 10**9), rank=(0, MOST_CARDS))
+        within("drill", self, kill_step=(0, 10**9), rank=(0, MOST_CARDS), slowness=(1, 100))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,6 +217,7 @@ class JobSpec:
     precision: Literal["float32", "bfloat16"] = "float32"
     parallelism: Parallelism = field(default_factory=Parallelism)
     communication: Communication = field(default_factory=Communication)
+    balance: Balance = field(default_factory=Balance)
     optimizer: OptimizerSpec = field(default_factory=OptimizerSpec)
     checkpoint: CheckpointSpec = field(default_factory=CheckpointSpec)
     evaluate: EvaluateSpec = field(default_factory=EvaluateSpec)

@@ -136,7 +136,7 @@ class Plan:
         machine: name of the machine it was made for.
         cards: card of each rank.
         micro_batch: samples in one micro-batch on one rank.
-        micro_batches: micro-batches in one step on each rank.
+        micro_batches: micro-batches in one step on each rank; where shares are uneven, their mean.
         stages: the cut, one entry per stage; one per rank and `interleave`.
         parameters: of the whole model, shared ones once; 0 if the model is the user's own and not yet built.
         vocabulary: token kinds that the model is built for; 0 for the user's own.
@@ -144,6 +144,7 @@ class Plan:
         step: predicted time of one step; None likewise.
         flops: floating-point operations of one step over all cards (6 × parameters × tokens, attention added).
         notes: what the planner wants the reader to know.
+        shares: micro-batches in one step on each data coordinate; empty where all have as many.
         trace: of the user's own module, whose stages then count the children of the sequence; None where it was not
             traced.
     """
@@ -161,12 +162,17 @@ class Plan:
     step: StepTime | None = None
     flops: float = 0.0
     notes: tuple[str, ...] = ()
+    shares: tuple[int, ...] = ()
     trace: ModelTrace | None = None
 
     @property
     def ranks(self) -> int:
         """Processes in all."""
         return self.layout.ranks
+
+    def share(self, data: int) -> int:
+        """Return the micro-batches of a data coordinate in one step."""
+        return self.shares[data] if self.shares else self.micro_batches
 
     @property
     def tokens_per_step(self) -> int:

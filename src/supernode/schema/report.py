@@ -33,6 +33,9 @@ class RunState:
         spent_tokens: that all steps trained on, those done again counted again; samples, for a user's data set.
         spent_seconds: in steps, of which `repeat_seconds` in steps done again.
         launch_seconds: from launches to the ranks being ready; `ready_seconds` is the newest launch's so far.
+        busy: by rank, seconds of a step's passes at the last look.
+        slow: ranks that are slow, and how many times their peers' time they take.
+        moving: the plan that the ranks start again with once they have saved and left; None most of the time.
         started: Unix time at which the run was accepted.
         updated: Unix time of the newest event.
     """
@@ -65,6 +68,9 @@ class RunState:
     evaluate_seconds: float = 0.0
     launch_seconds: float = 0.0
     ready_seconds: float = 0.0
+    busy: tuple[float, ...] = ()
+    slow: Mapping[int, float] = field(default_factory=dict)
+    moving: Plan | None = None
     notes: Mapping[str, Any] = field(default_factory=dict)
     incidents: tuple[Incident, ...] = ()
     started: float = 0.0

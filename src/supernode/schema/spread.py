@@ -79,6 +79,33 @@ class Parallelism:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Balance:
+    """Whether slow cards are named, and whether work follows what cards are measured to do.
+
+    Attributes:
+        every: steps between two looks at the ranks' times; 0 never looks.
+        slow: from how many times its peers' time on a card counts as slow.
+        move: layers move between stages, and micro-batches between copies, where that makes the step quicker. Sums are
+            then added in another order, so losses agree to rounding and no longer to the bit.
+        gain: part of the busiest card's time that a move must save.
+    """
+
+    __pydantic_config__: ClassVar = FORBID
+
+    every: int = 20
+    slow: float = 1.5
+    move: bool = False
+    gain: float = 0.1
+
+    def __post_init__(self) -> None:
+        within("balance", self, every=(0, 10**9), slow=(1.05, 1000), gain=(0.01, 0.9))
+        if self.move and not self.every:
+            raise SpecError(
+                "`balance.move` is on and `balance.every` is 0", hint="set `balance.every` to some steps, such as 20."
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Communication:
     """How gradients meet on the data axis.
 
@@ -89,7 +116,8 @@ class Communication:
         rank: of `powersgd`'s factors.
         density: part of the numbers that `topk` sends.
         warmup: steps that travel uncompressed.
-        bucket: bytes of gradients that travel together.
+        bucket: most bytes of gradients that travel together; small models are cut into smaller pieces.
+        overlap: gradients travel while backward goes on; off, they leave when it has ended. No number depends on it.
     """
 
     __pydantic_config__: ClassVar = FORBID
@@ -102,6 +130,7 @@ class Communication:
     warmup: int = 0
     # PyTorch DDP's default bucket (Li et al., arXiv:2006.15704, figure 8).
     bucket: int = 25 * 2**20
+    overlap: bool = True
 
     def __post_init__(self) -> None:
         within(

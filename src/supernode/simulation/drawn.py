@@ -113,8 +113,8 @@ def _cut(model: ModelShape, ways: Strategies) -> tuple[int, ...]:
     """Return the layers of each stage as the planner cuts, the head weighed by its matrix."""
     layers = int(model.layers)
     head = float(model.vocabulary * model.width / (model.body_parameters / layers))
-    parts = {"pipeline": int(ways.pipeline), "interleave": int(ways.interleave)}
-    return tuple(stage.last - stage.first for stage in cut_stages([1.0] * layers, **parts, head=head))
+    stages = cut_stages([1.0] * layers, pipeline=int(ways.pipeline), interleave=int(ways.interleave), head=head)
+    return tuple(stage.last - stage.first for stage in stages)
 
 
 def _both(name: str, model: ModelShape, ways: Strategies, software: Software, machine: Machine, *, cuts: bool) -> Drawn:

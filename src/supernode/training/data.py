@@ -96,10 +96,10 @@ class Feed:
         return min(self.plan.job.evaluate.batches, whole + bool(is_short_taken))
 
     def _batch(self, samples: Samples, indices: np.ndarray, purpose: tuple[str, int]) -> Batch:
-        size, copies = self.plan.micro_batch, self.plan.layout.data
+        size = self.plan.micro_batch
         inputs, targets = [], []
-        for micro in range(self.plan.micro_batches):
-            start = (micro * copies + self.data) * size
+        for slot in slots(self.plan, self.data):
+            start = slot * size
             picked = [self._draw(samples, int(index), purpose) for index in indices[start : start + size]]
             short = size - len(picked)
             if short and self.pads:
@@ -122,6 +122,22 @@ class Feed:
         if self.plan.job.data.dataset:
             seed_generators(seed_for(self.plan.job.seed, *purpose, index))
         return samples[index]
+
+
+def slots(plan: Plan, data: int) -> list[int]:
+    """Return which of a step's micro-batches are a data coordinate's: dealt out in turn to all that still take some.
+
+    >>> from supernode.schema.job import JobSpec
+    >>> from supernode.schema.plan import Layout
+    >>> layout = Layout(data=2)
+    >>> uneven = Plan(job=JobSpec(), layout=layout, machine="", cards=(0, 1), micro_batch=1, micro_batches=2, stages=(),
+    ...               shares=(3, 1))
+    >>> slots(uneven, 0), slots(uneven, 1)
+    ([0, 2, 3], [1])
+    """
+    shares = [plan.share(other) for other in range(plan.layout.data)]
+    order = [(turn, other) for turn in range(max(shares)) for other, share in enumerate(shares) if turn < share]
+    return [slot for slot, (_, other) in enumerate(order) if other == data]
 
 
 def open_feed(plan: Plan, corpus: Corpus | None, data: int) -> Feed:

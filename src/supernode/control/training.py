@@ -53,7 +53,7 @@ Watch = Callable[[Event, RunState], None]
 LOCAL = "local"
 """Name of the machine that `discover` describes: this computer."""
 RANKS_PER_CORE = 32  # each takes about 25 MB and a turn on the core; far beyond, nothing else on the computer moves
-CHANGEABLE = ("parallelism.", "gradient_accumulation", "checkpoint.", "recovery.", "evaluate.", "sample.", "drill.",
+CHANGEABLE = ("parallelism.", "balance.", "gradient_accumulation", "checkpoint.", "recovery.", "evaluate.", "sample.", "drill.",
               "rendezvous", "threads", "steps")  # fmt: skip
 """Keys that a resumed run may have otherwise; the others would make it another run."""
 

@@ -53,8 +53,8 @@ Watch = Callable[[Event, RunState], None]
 LOCAL = "local"
 """Name of the machine that `discover` describes: this computer."""
 RANKS_PER_CORE = 32  # each takes about 25 MB and a turn on the core; far beyond, nothing else on the computer moves
-CHANGEABLE = ("parallelism.", "balance.", "gradient_accumulation", "checkpoint.", "recovery.", "evaluate.", "sample.", "drill.",
-              "rendezvous", "threads", "steps")  # fmt: skip
+CHANGEABLE = ("parallelism.", "balance.", "communication.algorithm", "communication.bucket", "gradient_accumulation",
+              "checkpoint.", "recovery.", "evaluate.", "sample.", "drill.", "rendezvous", "threads", "steps")  # fmt: skip
 """Keys that a resumed run may have otherwise; the others would make it another run."""
 
 
@@ -200,7 +200,8 @@ def _drive(
         with interrupts() as asked:
             ended = drive(
                 Started(plan=plan, checkpoints=found), controller=Controller(state, judge=judge), backend=backend,
-                record=journal, check=check_in(run.checkpoints), others=others_in(run.checkpoints), watch=watch, asked=asked,
+                record=journal, check=check_in(run.checkpoints), others=others_in(run.checkpoints), watch=watch,
+                asked=asked,
             )  # fmt: skip
     except SupernodeError as error:
         ended = Ended(outcome="failed", message=error.message, hint=error.hint, kind=type(error).__name__)

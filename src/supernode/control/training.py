@@ -53,8 +53,10 @@ Watch = Callable[[Event, RunState], None]
 LOCAL = "local"
 """Name of the machine that `discover` describes: this computer."""
 RANKS_PER_CORE = 32  # each takes about 25 MB and a turn on the core; far beyond, nothing else on the computer moves
-CHANGEABLE = ("parallelism.", "balance.", "communication.algorithm", "communication.bucket", "gradient_accumulation",
-              "checkpoint.", "recovery.", "evaluate.", "sample.", "drill.", "rendezvous", "threads", "steps")  # fmt: skip
+CHANGEABLE = (
+    "parallelism.", "balance.", "communication.algorithm", "communication.bucket", "gradient_accumulation",
+    "checkpoint.", "recovery.", "evaluate.", "sample.", "drill.", "rendezvous", "threads", "steps",
+)  # fmt: skip
 """Keys that a resumed run may have otherwise; the others would make it another run."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +17,10 @@ from supernode.errors import RunError
 from supernode.parallel.assemble import Parts
 from supernode.parallel.chance import seed_for, seed_generators
 from supernode.parallel.mesh import Place
-from supernode.parallel.sync import ReplicaSync, TieSync, copies, settle
+from supernode.parallel.sync import TieSync, copies
 from supernode.parallel.tensor import local
 from supernode.schema.plan import Plan
+from supernode.syncing.buckets import ReplicaSync, settle
 from supernode.training.data import Batch, Feed
 from supernode.training.optimizer import learning_rate, set_rate
 
@@ -60,6 +61,7 @@ class Stepper:
         )  # fmt: skip
         self.trained = [parameter for _, parameter in parts.parameters() if parameter.requires_grad]
         held = copies(parts, place)
+        self._norms: dict[nn.Parameter, Tensor] = {}
         self._by_copies: dict[int, list[nn.Parameter]] = {}
         for parameter in self.trained:
             self._by_copies.setdefault(held[parameter], []).append(parameter)
@@ -67,7 +69,10 @@ class Stepper:
         self.replicas: ReplicaSync | None = None
         layout = place.layout
         if layout.copies > 1 and layout.sharding == "replicas":
-            self.replicas = ReplicaSync(self.trained, self._uses(), place.group("copies"))
+            said = plan.job.communication
+            self.replicas = ReplicaSync(
+                self.trained, self._uses(), place.group("copies"), bucket_bytes=said.bucket, overlap=said.overlap
+            )
         self.sharded = [m for module in parts.modules for m in module.modules() if isinstance(m, FSDPModule)]
         self.schedule = _schedule(plan, place, parts, loss) if layout.pipeline > 1 else None
         # One copy of each sample's loss: the last stage of one tensor rank.
@@ -95,14 +100,17 @@ class Stepper:
         seed_generators(seed_for(self.plan.job.seed, "step", step, self.place.copy, self.place.pipeline))
         clock.lap("data")
         if self.replicas is not None:
-            self.replicas.start()
+            self.replicas.begin()
         else:
             self.optimizer.zero_grad(set_to_none=True)
+        self._norms.clear()
         loss = self._forward_backward(batch)
         clock.lap("compute")
         if self.replicas is not None:
-            self.replicas.finish()
-        self.ties()
+            # Norms of what has arrived are taken while the rest travels; only waiting counts as `sync`.
+            clock.lap("compute", waited=self.replicas.finish(self._measure))
+        for parameter in self.ties():
+            self._norms.pop(parameter, None)
         clock.lap("sync")
         mean, norm, stopping = self._meet(loss, batch, step, stop=stop)
         clock.lap("wait")
@@ -136,14 +144,11 @@ class Stepper:
     def _meet(self, loss: float, batch: Batch, step: int, *, stop: bool) -> tuple[float, float, bool]:
         """Learn the step's loss, positions and gradient norm from all ranks, then scale the gradients once."""
         counted = sum(self.feed.count(target) for target in batch.targets) if self.judges else 0
+        self._measure([parameter for parameter in self.trained if parameter not in self._norms])
         squares = 0.0
         for held, parameters in self._by_copies.items():
-            for parameter in parameters:
-                settle(parameter)
-                if parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
-            norms = torch._foreach_norm([local(p.grad) for p in parameters if p.grad is not None], dtype=torch.float32)
-            squares += float(torch.stack([n.float() for n in norms]).double().square().sum()) / held
+            norms = torch.stack([self._norms[parameter] for parameter in parameters])
+            squares += float(norms.double().square().sum()) / held
         mine = torch.tensor([loss if self.judges else 0.0, counted, squares, stop], dtype=torch.float64)
         dist.all_reduce(mine)
         total, positions, squares, stopping = mine.tolist()
@@ -159,6 +164,23 @@ class Stepper:
         if grads := [local(p.grad) for p in self.trained if p.grad is not None]:
             torch._foreach_mul_(grads, scale)
         return total / positions, norm, stopping > 0
+
+    def _measure(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Take the norm of each gradient that is a sum by now; stages that share a parameter have yet to add theirs."""
+        for parameter in parameters:
+            settle(parameter)
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        grads = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
+        if grads:
+            norms = torch._foreach_norm(grads, dtype=torch.float32)
+            self._norms.update(zip(parameters, (norm.float() for norm in norms), strict=True))
+
+    @property
+    def unused(self) -> list[str]:
+        """Names of trained parameters that no copy's first step came to: only weight decay moves them."""
+        idle = set(self.replicas.unused) if self.replicas is not None else set()
+        return [name for name, parameter in self.parts.parameters() if parameter in idle]
 
     @torch.no_grad()
     def evaluate(self, beat: Callable[[], None] = lambda: None) -> float:
@@ -204,7 +226,10 @@ class _Clock:
         self.parts: dict[str, float] = {}
         self._last = time.perf_counter()
 
-    def lap(self, part: str) -> None:
+    def lap(self, part: str, *, waited: float = 0.0) -> None:
+        """Count the seconds since the last lap to a part; those of them that were waited count to `sync`."""
         now = time.perf_counter()
-        self.parts[part] = self.parts.get(part, 0.0) + now - self._last
+        self.parts[part] = self.parts.get(part, 0.0) + now - self._last - waited
+        if waited:
+            self.parts["sync"] = self.parts.get("sync", 0.0) + waited
         self._last = now

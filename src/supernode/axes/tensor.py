@@ -59,13 +59,16 @@ def look_up(weight_VD: Tensor, index: Tensor, padding: int, first: int, group: s
         padding: token whose row takes no gradient; -1 for none.
         first: the token of this rank's first row.
     """
+    return total(own_rows(weight_VD, index, padding, first), group)
+
+
+def own_rows(weight_VD: Tensor, index: Tensor, padding: int, first: int) -> Tensor:
+    """Return the rows of the tokens that this rank holds, and zeros for the others'; arguments as of `look_up`."""
     here = (index >= first) & (index < first + weight_VD.shape[0])
     inside = padding - first if first <= padding < first + weight_VD.shape[0] else None
-    if weight_VD.shape[0]:
-        rows = F.embedding(torch.where(here, index - first, 0), weight_VD, inside) * here.unsqueeze(-1)
-    else:
-        rows = weight_VD.new_zeros(*index.shape, weight_VD.shape[1])
-    return total(rows, group)
+    if not weight_VD.shape[0]:
+        return weight_VD.new_zeros(*index.shape, weight_VD.shape[1])
+    return F.embedding(torch.where(here, index - first, 0), weight_VD, inside) * here.unsqueeze(-1)
 
 
 class Spread(torch.autograd.Function):

@@ -11,8 +11,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
+from supernode.axes.context import attention_over, places_of
 from supernode.errors import ModelError
-from supernode.models.decoder import Decoder
+from supernode.models.decoder import Attention, Decoder
 from supernode.parallel.chance import seed_for, seed_generators
 from supernode.parallel.mesh import Place
 from supernode.parallel.tensor import split_block, split_embedding, split_head
@@ -76,9 +77,11 @@ def assemble(plan: Plan, place: Place | None) -> Parts:
     if place is None:
         whole = Stage(index=0, rank=0, first=0, last=shape.layers, embeds=True, heads=True)
         return Parts(stages=[(whole, _decoder(shape, whole, plan.job.seed, dtype, None))], tied=[])
-    stages: list[tuple[Stage, nn.Module]] = [
-        (stage, _decoder(shape, stage, plan.job.seed, dtype, place)) for stage in mine
-    ]
+    stages: list[tuple[Stage, nn.Module]] = []
+    for stage in mine:
+        module = _decoder(shape, stage, plan.job.seed, dtype, place)
+        _share_tokens(module, place, plan.job.data.sequence)
+        stages.append((stage, module))
     holders = tuple(sorted({stage.rank for stage in plan.stages if stage.embeds or stage.heads}))
     spread = shape.tied and len([stage for stage in plan.stages if stage.embeds or stage.heads]) > 1
     tied: list[Tie] = [(("embedding.weight", "head.weight"), holders)] if spread else []
@@ -109,16 +112,29 @@ def _decoder(shape: DecoderShape, stage: Stage, seed: int, dtype: torch.dtype, p
     return module
 
 
+def _share_tokens(module: Decoder, place: Place, sequence: int) -> None:
+    """Tell a stage which tokens of the sequence its attention sees, and how to reach those of the other ranks."""
+    layout = place.layout
+    if layout.context == 1 and not layout.sequence:
+        return
+    module.places = places_of(sequence, rank=place.context, ranks=layout.context)
+    if layout.context > 1:
+        attend = attention_over(place.group("context"))
+        for part in module.modules():
+            if isinstance(part, Attention):
+                part.attend = attend
+
+
 def _split(name: str, unit: nn.Module, place: Place, *, skip_weight: bool) -> None:
     mesh = place.mesh["tensor"]
     if name.startswith("blocks."):
-        split_block(unit, mesh)
+        split_block(unit, mesh, sequence=place.layout.sequence)
     elif name == "embedding":
-        split_embedding(unit, mesh)
+        split_embedding(unit, mesh, sequence=place.layout.sequence)
     elif name == "head":
         if skip_weight:  # It will be the embedding's, split already; any matrix of the right shape serves until then.
             unit.to_empty(device="cpu")
-        split_head(unit, mesh)
+        split_head(unit, mesh, sequence=place.layout.sequence)
 
 
 def _shard(units: list[nn.Module], place: Place | None) -> None:

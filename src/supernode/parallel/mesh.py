@@ -56,6 +56,11 @@ class Place:
         """Number of this rank among those that hold the same parameters."""
         return self.data * self.layout.context + self.context
 
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """What tells the tokens of this rank's stream from other ranks'; ranks with the same draw alike for them."""
+        return (self.copy, self.pipeline, *((self.tensor,) if self.layout.sequence else ()))
+
     def group(self, axis: str) -> dist.ProcessGroup:
         """Return the process group of this rank's row along an axis, or of its `copies`: data and context together."""
         return (self.copies if axis == "copies" else self.mesh[axis]).get_group()

@@ -49,8 +49,9 @@ def _flow(plan: Plan, place: Place, stage: Stage) -> dict[str, Any]:
     shape = plan.job.shape
     if shape is None:
         return {}
-    dtype, tokens = DTYPES[plan.job.precision], plan.job.data.sequence
-    stream = torch.empty(plan.micro_batch, tokens, shape.width, dtype=dtype, device="meta", requires_grad=True)
+    dtype, tokens = DTYPES[plan.job.precision], plan.job.data.sequence // place.layout.context
+    apart = tokens // (place.layout.tensor if place.layout.sequence else 1)
+    stream = torch.empty(plan.micro_batch, apart, shape.width, dtype=dtype, device="meta", requires_grad=True)
     numbers = torch.empty(plan.micro_batch, tokens, dtype=torch.int64, device="meta")
     part = -(-plan.vocabulary // place.layout.tensor)  # as `torch.chunk` cuts it
     width = max(0, min(part, plan.vocabulary - place.tensor * part))

@@ -10,45 +10,59 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn import functional as F
 
-from supernode.axes.tensor import IGNORED, SplitLoss, Spread, Sum, first_of, local, look_up
+from supernode.axes.sequence import gather_tokens, scatter_sum, split_linear
+from supernode.axes.tensor import IGNORED, SplitLoss, Spread, Sum, first_of, local, own_rows
 
 __all__ = ["IGNORED", "SplitCrossEntropy", "cross_entropy", "first_of", "local"]
 
 
-def split_block(block: nn.Module, mesh: DeviceMesh) -> None:
+def split_block(block: nn.Module, mesh: DeviceMesh, *, sequence: bool = False) -> None:
     """Split a decoder block: heads and the MLP's inner size over the axis, one all-reduce after each half.
 
     Parameters become DTensors, so that checkpoints and sharding know their logical shapes; the arithmetic runs on the
     local parts, since DTensor's own dispatch costs about a millisecond an operation on small shards.
 
+    Args:
+        sequence: between the halves each rank holds its part of the tokens; they meet as `axes.sequence` says.
+
     Source: Shoeybi et al., "Megatron-LM", arXiv:1909.08053.
     """
-    group = mesh.get_group()
+    enter, leave = _doors(mesh.get_group(), sequence=sequence)
     for half, columns, row in (("attention", ("query", "key", "value"), "out"), ("mlp", ("gate", "up"), "down")):
         module = block.get_submodule(half)
-        module.register_forward_pre_hook(lambda _, given: (Spread.apply(given[0], group), *given[1:]))
+        module.register_forward_pre_hook(lambda _, given: (enter(given[0]), *given[1:]))
         for name in columns:
             _split_linear(module.get_submodule(name), mesh, dim=0)
         _split_linear(module.get_submodule(row), mesh, dim=1)
-        module.get_submodule(row).register_forward_hook(lambda _, __, output: Sum.apply(output, group))
+        module.get_submodule(row).register_forward_hook(lambda _, __, output: leave(output))
 
 
-def split_embedding(embedding: nn.Module, mesh: DeviceMesh) -> None:
+def _doors(
+    group: dist.ProcessGroup, *, sequence: bool
+) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
+    """Return what becomes of the stream before split matrices, and of their outputs after them."""
+    if sequence:
+        return lambda x: gather_tokens(x, group), lambda x: scatter_sum(x, group)
+    return lambda x: Spread.apply(x, group), lambda x: Sum.apply(x, group)
+
+
+def split_embedding(embedding: nn.Module, mesh: DeviceMesh, *, sequence: bool = False) -> None:
     """Split the vocabulary of an embedding over the axis; each rank looks up its own tokens, then all are summed."""
     assert isinstance(embedding, nn.Embedding)
-    group, first = mesh.get_group(), first_of(embedding.num_embeddings, mesh.get_group())
+    first = first_of(embedding.num_embeddings, mesh.get_group())
+    _, leave = _doors(mesh.get_group(), sequence=sequence)
     _distribute(embedding, mesh, dim=0)
 
     def forward(tokens_BT: Tensor) -> Tensor:
-        return look_up(local(embedding.weight), tokens_BT, -1, first, group.group_name)
+        return leave(own_rows(local(embedding.weight), tokens_BT, -1, first))
 
     _run_instead(embedding, forward)
 
 
-def split_head(head: nn.Module, mesh: DeviceMesh) -> None:
+def split_head(head: nn.Module, mesh: DeviceMesh, *, sequence: bool = False) -> None:
     """Split the vocabulary of the head over the axis; the logits stay split for `SplitCrossEntropy`."""
-    group = mesh.get_group()
-    head.register_forward_pre_hook(lambda _, given: (Spread.apply(given[0], group),))
+    enter, _ = _doors(mesh.get_group(), sequence=sequence)
+    head.register_forward_pre_hook(lambda _, given: (enter(given[0]),))
     _split_linear(head, mesh, dim=0)
 
 
@@ -61,7 +75,7 @@ def _distribute(module: nn.Module, mesh: DeviceMesh, *, dim: int) -> None:
 
 def _split_linear(linear: nn.Module, mesh: DeviceMesh, *, dim: int) -> None:
     _distribute(linear, mesh, dim=dim)
-    _run_instead(linear, lambda x: F.linear(x, local(linear.get_parameter("weight"))))
+    _run_instead(linear, lambda x: split_linear(x, local(linear.get_parameter("weight"))))
 
 
 def _run_instead(module: nn.Module, forward: Callable[[Tensor], Tensor]) -> None:

@@ -62,7 +62,15 @@ def _check_model(job: JobSpec) -> None:
                 f"`parallelism.tensor` is {want.tensor}, and {job.model} is your own module, which cannot be cut so",
                 hint="set `parallelism.tensor` to 1; `data`, `fsdp` and `pipeline` work with any module.",
             )
+        if want.context > 1:
+            raise SpecError(
+                f"`parallelism.context` is {want.context}, and {job.model} is your own module, whose attention and "
+                "positions are not known",
+                hint="set `parallelism.context` to 1, or `model` to a preset or a shape; "
+                "`parallelism.recompute: full` makes longer sequences fit, too.",
+            )
         return
+    _check_tokens(job)
     if not _tensor_fits(shape, want.tensor):
         fits = _nearest(want.tensor, (n for n in range(1, want.tensor + shape.heads) if _tensor_fits(shape, n)))
         raise SpecError(
@@ -78,6 +86,21 @@ def _check_model(job: JobSpec) -> None:
             hint=f"set `parallelism.pipeline` to {max(1, shape.layers // want.interleave)} or fewer; "
             "every stage keeps a layer or more.",
         )
+
+
+def _check_tokens(job: JobSpec) -> None:
+    """Check that the ranks that share a sequence get as many tokens each."""
+    want, sequence = job.parallelism, job.data.sequence
+    # Each context rank holds two chunks of the sequence, and its tensor ranks share both.
+    parts = (2 * want.context if want.context > 1 else 1) * (want.tensor if want.sequence else 1)
+    if sequence % parts == 0:
+        return
+    shares = [f"2 × context {want.context}"] * (want.context > 1) + [f"tensor {want.tensor}"] * want.sequence
+    raise SpecError(
+        f"`data.sequence` is {sequence}, and its tokens are shared by {' × '.join(shares)} = {parts} parts, "
+        "which does not divide it",
+        hint=f"set `data.sequence` to {max(1, round(sequence / parts)) * parts}.",
+    )
 
 
 def _tensor_fits(shape: DecoderShape | None, tensor: int) -> bool:

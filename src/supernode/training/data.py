@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from supernode.axes.context import places_of
 from supernode.data.corpus import Corpus, load_tokens
 from supernode.data.sampler import Sampler
 from supernode.errors import DataError
@@ -64,6 +65,7 @@ class Feed:
         loss: (output, target) to the *sum* of the losses.
         count: target to the number of positions that count.
         pads: a short batch is filled up with samples that do not count; else it has fewer samples.
+        context: which part of each sequence is read, of as many as the layout's context axis has.
     """
 
     plan: Plan
@@ -74,6 +76,7 @@ class Feed:
     loss: Callable[[Tensor, Tensor], Tensor]
     count: Callable[[Tensor], int]
     pads: bool
+    context: int = 0
 
     def training(self, step: int) -> Batch:
         """Return this rank's samples of a step, counted from 0."""
@@ -121,7 +124,19 @@ class Feed:
         """Return a sample; what a user's data set draws for it follows from its number and purpose, not the rank."""
         if self.plan.job.data.dataset:
             seed_generators(seed_for(self.plan.job.seed, *purpose, index))
-        return samples[index]
+        x, y = samples[index]
+        if self.plan.layout.context == 1:
+            return x, y
+        sequence = self.plan.job.data.sequence
+        for name, part in (("input", x), ("target", y)):
+            if part.shape[:1] != (sequence,):
+                raise DataError(
+                    f"the {name} of sample {index} has the shape {list(part.shape)}, and `parallelism.context` cuts "
+                    f"sequences of `data.sequence` {sequence}",
+                    hint="set `data.sequence` to the length of your samples, or `parallelism.context` to 1.",
+                )
+        places = places_of(sequence, rank=self.context, ranks=self.plan.layout.context)
+        return x[places], y[places]
 
 
 def slots(plan: Plan, data: int) -> list[int]:
@@ -140,8 +155,8 @@ def slots(plan: Plan, data: int) -> list[int]:
     return [slot for slot, (_, other) in enumerate(order) if other == data]
 
 
-def open_feed(plan: Plan, corpus: Corpus | None, data: int) -> Feed:
-    """Open the run's data for one data coordinate.
+def open_feed(plan: Plan, corpus: Corpus | None, data: int, context: int = 0) -> Feed:
+    """Open the run's data for one coordinate on the data axis and one on the context axis.
 
     Raises:
         DataError: the data is missing, empty, or not what the job says.
@@ -178,8 +193,9 @@ def open_feed(plan: Plan, corpus: Corpus | None, data: int) -> Feed:
         )
     count = (lambda target: int((target != IGNORED).sum())) if classes else len
     return Feed(
-        plan=plan, data=data, train=train, held_out=held_out, sampler=sampler, loss=loss, count=count, pads=classes
-    )
+        plan=plan, data=data, train=train, held_out=held_out, sampler=sampler, loss=loss, count=count, pads=classes,
+        context=context,
+    )  # fmt: skip
 
 
 def check_norms(feed: Feed, modules: Iterable[nn.Module]) -> None:

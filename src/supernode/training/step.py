@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
+from supernode.axes.sequence import TokenSync
 from supernode.errors import RunError
 from supernode.parallel.assemble import Parts
 from supernode.parallel.chance import seed_for, seed_generators
@@ -65,6 +66,7 @@ class Stepper:
         self._by_copies: dict[int, list[nn.Parameter]] = {}
         for parameter in self.trained:
             self._by_copies.setdefault(held[parameter], []).append(parameter)
+        self.tokens = TokenSync(self.trained if place.layout.sequence else (), place.group("tensor"))
         self.ties = TieSync(parts, place)
         self.replicas: ReplicaSync | None = None
         layout = place.layout
@@ -96,8 +98,8 @@ class Stepper:
         """
         clock = _Clock()
         batch = self.feed.training(step)
-        # Dropout and the user's modules draw by step and place; tensor ranks draw alike.
-        seed_generators(seed_for(self.plan.job.seed, "step", step, self.place.copy, self.place.pipeline))
+        # Dropout and the user's modules draw by step and place; tensor ranks that hold the same tokens draw alike.
+        seed_generators(seed_for(self.plan.job.seed, "step", step, *self.place.tokens))
         clock.lap("data")
         if self.replicas is not None:
             self.replicas.begin()
@@ -109,7 +111,7 @@ class Stepper:
         if self.replicas is not None:
             # Norms of what has arrived are taken while the rest travels; only waiting counts as `sync`.
             clock.lap("compute", waited=self.replicas.finish(self._measure))
-        for parameter in self.ties():
+        for parameter in (*self.tokens(), *self.ties()):
             self._norms.pop(parameter, None)
         clock.lap("sync")
         mean, norm, stopping = self._meet(loss, batch, step, stop=stop)

@@ -118,7 +118,7 @@ def _train(assignment: Assignment, channel: Channel) -> None:
     channel.send("met")
     corpus = None if job.data.dataset else open_corpus(assignment.folder / "data", verify=False)
     parts = assemble(plan, place)
-    feed = open_feed(plan, corpus, place.data)
+    feed = open_feed(plan, corpus, place.data, place.context)
     check_norms(feed, parts.modules)
     optimizer = build_optimizer(job.optimizer, [p for _, p in parts.parameters() if p.requires_grad])
     loss = feed.loss

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
@@ -69,6 +71,20 @@ def own_rows(weight_VD: Tensor, index: Tensor, padding: int, first: int) -> Tens
     if not weight_VD.shape[0]:
         return weight_VD.new_zeros(*index.shape, weight_VD.shape[1])
     return F.embedding(torch.where(here, index - first, 0), weight_VD, inside) * here.unsqueeze(-1)
+
+
+def draw_apart(operation: Callable[..., Any], rank: int, *given: Any, **named: Any) -> Any:
+    """Run an operation that draws random numbers for a part that other ranks do not have.
+
+    Ranks draw different numbers, and leave their generators alike, as whatever they compute alike must find them.
+    """
+    first = next(value for value in given if isinstance(value, Tensor))
+    if isinstance(first, FakeTensor) or first.is_meta:
+        return operation(*given, **named)
+    seed = int(torch.randint(2**62, ()))
+    with torch.random.fork_rng([first.device] if first.device.type != "cpu" else [], device_type=first.device.type):
+        torch.manual_seed(seed + rank)
+        return operation(*given, **named)
 
 
 class Spread(torch.autograd.Function):

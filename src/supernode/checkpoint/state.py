@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
@@ -200,14 +200,51 @@ def _barrier() -> None:
         dist.barrier()
 
 
+@runtime_checkable
+class Encoded(Protocol):
+    """An optimizer whose state is no plain tensors: it gives them for a checkpoint, and takes them back."""
+
+    def saved(self) -> dict[Tensor, dict[str, Tensor]]:
+        """Return the state of each parameter, laid out as the parameter is."""
+        ...
+
+    def saved_scaling(self) -> Tensor | None:
+        """Return the state of the loss scale, if there is one."""
+        ...
+
+    def take(self, saved: Mapping[Tensor, Mapping[str, Tensor]], scaling: Tensor | None, *, step: int) -> None:
+        """Take up what a checkpoint held."""
+        ...
+
+
 def flatten_optimizer(optimizer: torch.optim.Optimizer, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return an optimizer's tensors by parameter name, made if they are not there yet; step counts are left out."""
     flat = {}
+    held: Mapping[Tensor, Mapping[str, Any]] = optimizer.state
+    if isinstance(optimizer, Encoded):
+        held = optimizer.saved()
+        if (scaling := optimizer.saved_scaling()) is not None:
+            flat["scaling"] = scaling
     for name, parameter in named.items():
-        for key, value in optimizer.state.get(parameter, {}).items():
+        for key, value in held.get(parameter, {}).items():
             if isinstance(value, Tensor) and key != "step":
                 flat[f"optimizer.{name}.{key}"] = value
     return flat
+
+
+def adopt_optimizer(
+    optimizer: torch.optim.Optimizer, flat: Mapping[str, Tensor], named: Mapping[str, Tensor], *, step: int
+) -> None:
+    """Give an optimizer back what `flatten_optimizer` made of it, filled from a checkpoint; torch's own hold it."""
+    if not isinstance(optimizer, Encoded):
+        return
+    owners = {f"optimizer.{name}": parameter for name, parameter in named.items()}
+    saved: dict[Tensor, dict[str, Tensor]] = {}
+    for key, value in flat.items():
+        owner, _, what = key.rpartition(".")
+        if owner in owners:
+            saved.setdefault(owners[owner], {})[what] = value
+    optimizer.take(saved, flat.get("scaling"), step=step)
 
 
 def prepare_optimizer(optimizer: torch.optim.Optimizer, *, step: int) -> None:
@@ -216,6 +253,8 @@ def prepare_optimizer(optimizer: torch.optim.Optimizer, *, step: int) -> None:
     Raises:
         CheckpointError: the optimizer is of a kind that this cannot do.
     """
+    if isinstance(optimizer, Encoded):
+        return  # It has its state from the start.
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             entry = optimizer.state[parameter]

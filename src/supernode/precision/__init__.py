@@ -1,1 +1,1 @@
-"""What holds a number? Casts, scales, rounding and the optimizer's state in few bits."""
+"""What holds a number? Casts, scales, rounding and the optimizer's state in few bits. May import torch and `schema`."""

@@ -68,7 +68,7 @@ class DataSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerSpec:
-    """How the weights move: AdamW or SGD with linear warm-up and a decay.
+    """How the weights move: AdamW or SGD; warm-up, decay and clipping only where they are asked for.
 
     Attributes:
         learning_rate: highest rate.
@@ -76,29 +76,43 @@ class OptimizerSpec:
         decay: shape of the way down from `warmup` to the last step.
         final_ratio: rate at the last step over the highest rate.
         clip: greatest norm of the whole gradient, over all cards; 0 leaves it alone.
+        rounding: of weights of 16 bits after their update: to the nearest, or up or down by chance so that the mean
+            is kept.
+        state: moments of the weights' own precision, of float32, or in 8 bits with a scale per 256.
+        in_backward: each weight is updated as soon as its gradient is whole, which is let go then.
+        most_skips: steps in a row whose gradients may overflow in float16 before the run stops.
     """
 
     __pydantic_config__: ClassVar = FORBID
 
     name: Literal["adamw", "sgd"] = "adamw"
     learning_rate: float = 1e-3
-    warmup: int = 10
-    decay: Literal["cosine", "linear", "none"] = "cosine"
+    warmup: int = 0
+    decay: Literal["cosine", "linear", "none"] = "none"
     final_ratio: float = 0.1
-    weight_decay: float = 0.1
+    weight_decay: float = 0.0
     betas: tuple[float, float] = (0.9, 0.95)
     epsilon: float = 1e-8
     momentum: float = 0.9
-    clip: float = 1.0
+    clip: float = 0.0
+    rounding: Literal["nearest", "stochastic"] = "nearest"
+    state: Literal["same", "float32", "float8"] = "same"
+    in_backward: bool = False
+    most_skips: int = 25
 
     def __post_init__(self) -> None:
         within(
             "optimizer", self,
             learning_rate=(0, 1e4), warmup=(0, 10**9), final_ratio=(0, 1), weight_decay=(0, 100),
-            epsilon=(1e-30, 1), momentum=(0, 0.99999), clip=(0, 1e9),
+            epsilon=(1e-30, 1), momentum=(0, 0.99999), clip=(0, 1e9), most_skips=(1, 10**6),
         )  # fmt: skip
         if not all(0 <= beta < 1 for beta in self.betas):
             raise SpecError(f"`optimizer.betas` is {list(self.betas)}", hint="choose two numbers from 0 to below 1.")
+        if self.in_backward and self.clip:
+            raise SpecError(
+                f"`optimizer.in_backward` is on and `optimizer.clip` is {self.clip:g}, a norm known after backward",
+                hint="set `optimizer.clip` to 0, or `optimizer.in_backward` to false.",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,7 +214,8 @@ class JobSpec:
         gradient_accumulation: micro-batches that one step is cut into on each card; also what fills a pipeline.
         steps: optimizer steps in all.
         seed: every random number follows from it.
-        precision: of weights and arithmetic.
+        precision: of weights and, unless `arithmetic` says otherwise, of what is computed with them.
+        arithmetic: `float32` casts weights of 16 bits up layer by layer; `float8` is for linear layers' products.
         rendezvous: `host:port` where ranks meet; empty meets through a file in the run's folder.
         threads: CPU threads of one rank; 0 shares the cores evenly.
     """
@@ -214,7 +229,8 @@ class JobSpec:
     gradient_accumulation: int = 1
     steps: int = 100
     seed: int = 0
-    precision: Literal["float32", "bfloat16"] = "float32"
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    arithmetic: Literal["same", "float32", "float8"] = "same"
     parallelism: Parallelism = field(default_factory=Parallelism)
     communication: Communication = field(default_factory=Communication)
     balance: Balance = field(default_factory=Balance)
@@ -249,10 +265,40 @@ class JobSpec:
                 f"`model` is {self.model!r}, neither a preset nor file.py:function",
                 hint=f"presets: {from_presets}. Or give a shape: `model: {{layers: 4, width: 128, heads: 4}}`.",
             )
+        self._check_precision()
         if self.rendezvous:
             host, _, port = self.rendezvous.rpartition(":")
             if not host or not port.isdigit() or not 1 <= int(port) <= 65_535:
                 raise SpecError(f"`rendezvous` is {self.rendezvous!r}", hint="write `host:port`, or leave it out.")
+
+    def _check_precision(self) -> None:
+        optimizer, half = self.optimizer, self.precision == "float16"
+        if self.precision == "float32" and optimizer.rounding == "stochastic":
+            raise SpecError(
+                "`optimizer.rounding` is stochastic and `precision` float32, whose weights are not rounded",
+                hint="set `precision` to bfloat16 or float16, or leave `optimizer.rounding` out.",
+            )
+        if half and optimizer.name == "adamw" and optimizer.state == "same":
+            raise SpecError(
+                "`precision` is float16 and `optimizer.state` is same; squares of gradients vanish below 6e-8 there",
+                hint="set `optimizer.state` to float32 or float8, or `precision` to bfloat16.",
+            )
+        if half and optimizer.in_backward:
+            raise SpecError(
+                "`optimizer.in_backward` is on and `precision` float16, where a late overflow must undo the whole step",
+                hint="set `precision` to bfloat16, or `optimizer.in_backward` to false.",
+            )
+        if optimizer.in_backward and self.communication.compress != "none":
+            raise SpecError(
+                f"`communication.compress` is {self.communication.compress}, which keeps as much as the gradients that "
+                "`optimizer.in_backward` lets go",
+                hint="set `communication.compress` to none, or `optimizer.in_backward` to false.",
+            )
+
+    @property
+    def activations(self) -> Literal["float32", "bfloat16", "float16"]:
+        """Precision of what flows between layers."""
+        return "float32" if self.arithmetic == "float32" else self.precision
 
     @property
     def module(self) -> str:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from supernode.schema.job import OptimizerSpec
+from supernode.parallel.chance import seed_for
+from supernode.precision.optimizer import LowPrecision
+from supernode.precision.scaling import LossScale
+from supernode.schema.job import JobSpec, OptimizerSpec
 
 
 def learning_rate(spec: OptimizerSpec, step: int, steps: int) -> float:
@@ -27,14 +31,40 @@ def learning_rate(spec: OptimizerSpec, step: int, steps: int) -> float:
     return spec.learning_rate * (spec.final_ratio + (1 - spec.final_ratio) * shape)
 
 
-def build_optimizer(spec: OptimizerSpec, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
-    """Return the optimizer; matrices decay, vectors (norms, biases) do not."""
+def optimizer_for(job: JobSpec, named: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
+    """Return the optimizer of a job: torch's own, unless numbers of few bits are asked for.
+
+    Args:
+        named: what is trained on this rank, by its name in the whole model.
+    """
+    spec = job.optimizer
+    asks = spec.in_backward or spec.rounding != "nearest" or spec.state != "same" or job.precision == "float16"
+    if not asks:
+        return build_optimizer(spec, list(named.values()))
+    scaling = None
+    if job.precision == "float16":
+        positions = job.batch * (1 if job.data.dataset else job.data.sequence)
+        scaling = LossScale(positions=positions, most=spec.most_skips)
+    return LowPrecision(
+        named, _groups(spec, list(named.values())), kind=spec.name, betas=spec.betas, epsilon=spec.epsilon,
+        momentum=spec.momentum, state=spec.state, rounding=spec.rounding, scaling=scaling,
+        keys=lambda updates, name: seed_for(job.seed, "round", updates, name),
+    )  # fmt: skip
+
+
+def _groups(spec: OptimizerSpec, parameters: Sequence[nn.Parameter]) -> list[dict[str, Any]]:
+    """Return torch's groups: matrices decay, vectors (norms, biases) do not."""
     groups = [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": spec.weight_decay},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
     # A pipeline stage may have nothing to train, and torch wants something: a parameter without elements.
-    groups = [group for group in groups if group["params"]] or [{"params": [nn.Parameter(torch.empty(0))]}]
+    return [group for group in groups if group["params"]] or [{"params": [nn.Parameter(torch.empty(0))]}]
+
+
+def build_optimizer(spec: OptimizerSpec, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+    """Return torch's optimizer, whose gradients and moments are of the parameters' precision."""
+    groups = _groups(spec, parameters)
     if spec.name == "sgd":
         # DTensor knows neither the fused step nor lists that mix it with plain tensors.
         plain = not any(isinstance(parameter, DTensor) for parameter in parameters)

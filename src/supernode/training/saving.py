@@ -28,8 +28,9 @@ def describe_model(plan: Plan) -> str:
     if shape is None:
         return f"module {plan.job.module}"
     record = asdict(shape) | {"vocabulary": plan.vocabulary}
-    # What trains differently but fits all the same stays out.
-    return json.dumps({k: v for k, v in record.items() if k not in ("dropout", "rope_base")}, sort_keys=True)
+    # What trains differently but fits all the same stays out, and what dense models do not have.
+    outside = {"dropout", "rope_base"} | (set() if shape.experts else {"experts", "experts_per_token", "expert_hidden"})
+    return json.dumps({k: v for k, v in record.items() if k not in outside}, sort_keys=True)
 
 
 def make_manifest(plan: Plan, step: int, sampler: Sampler, data: str) -> Manifest:
@@ -88,6 +89,7 @@ def restore(
         own = name.startswith("buffer.") and name not in there
         renamed[f"buffer.{place.data % saved_copies}.{name.split('.', 2)[2]}" if own else name] = tensor
     state.load(renamed, folder)
+    state.adopt_optimizer(optimizer, wanted, dict(parts.parameters()), step=manifest.step)
 
 
 def load_weights(parts: Parts, folder: Path) -> None:

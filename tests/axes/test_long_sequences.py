@@ -36,16 +36,12 @@ LAYOUTS: dict[str, dict[str, object]] = {
     "context 2, pipeline 2, interleaved": {
         "context": 2, "pipeline": 2, "schedule": "interleaved", "interleave": 2,
     },
-    "context 2, pipeline 2, zero bubble": {"context": 2, "pipeline": 2, "schedule": "zero_bubble"},
     "context 4, recompute": {"context": 4, "recompute": "full"},
     "context 4, recompute the core": {"context": 4, "recompute": "selective"},
     "tensor 4, sequence": {"tensor": 4, "sequence": True},
     "tensor 2, sequence, data 2": {"tensor": 2, "sequence": True, "data": 2},
     "tensor 2, sequence, data 2, fsdp": {"tensor": 2, "sequence": True, "data": 2, "sharding": "fsdp"},
     "tensor 2, sequence, pipeline 2": {"tensor": 2, "sequence": True, "pipeline": 2},
-    "tensor 2, sequence, pipeline 2, zero bubble": {
-        "tensor": 2, "sequence": True, "pipeline": 2, "schedule": "zero_bubble",
-    },
     "tensor 2, sequence, recompute, pipeline 2": {
         "tensor": 2, "sequence": True, "pipeline": 2, "recompute": "full",
     },

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from supernode.errors import ModelError
+from dataclasses import replace
+
 from supernode.forecast.axes import BUCKET, exposed_time, host_time, meeting_time
 from supernode.forecast.efficiency import CardModel, precision_index
 from supernode.forecast.kernels import pass_times
@@ -12,7 +13,7 @@ from supernode.forecast.rates import card_of
 from supernode.hardware.machine import Machine
 from supernode.planning.cost import TRAINER, StageTime, at_work, software_of
 from supernode.planning.cut import cut_stages
-from supernode.planning.memory import moments, strategy_of
+from supernode.planning.memory import moment_bytes, moments, product_precision, strategy_of
 from supernode.planning.work import ELEMENT_BYTES, sharded_by, share
 from supernode.schema.job import JobSpec
 from supernode.schema.order import forwards_ahead
@@ -26,21 +27,24 @@ from supernode.workload.traced import block_passes, held_parameters, traced_dema
 LAYER_MODULES = 9
 
 
+def pieces_of(trace: ModelTrace, layout: Layout) -> ModelTrace:
+    """Return a trace with blocks that the layout's stages can be told by.
+
+    Only a sequence is cut between its children. Of another module the graph is cut, in the order of its operations, of
+    which the modules in the order in which they are met give an idea.
+    """
+    is_cut = layout.pipeline * layout.interleave > 1 and not trace.children
+    return replace(trace, is_cut_anywhere=True) if is_cut else trace
+
+
 def cut_traced(
     job: JobSpec, layout: Layout, trace: ModelTrace, machine: Machine, *, micro_batch: int
 ) -> tuple[Stage, ...]:
-    """Return the stages, `first` and `last` being places among the sequence's children; the slowest is least slow.
+    """Return the stages, `first` and `last` being places among the trace's blocks; the slowest is least slow.
 
     Raises:
-        ModelError: the module is no sequence.
-        SpecError: it is too short a one.
+        SpecError: there are fewer blocks than stages.
     """
-    if layout.pipeline * layout.interleave > 1 and not trace.children:
-        raise ModelError(
-            f"{job.module} returns something else than a sequence, and only an nn.Sequential can be cut into "
-            f"{layout.pipeline * layout.interleave} stages",
-            hint="set `parallelism.pipeline` to 1, or return an nn.Sequential.",
-        )
     costs = [sum(pair) for pair in _block_times(job, trace, card_of(machine, layout.ranks), micro_batch)]
     return cut_stages(costs, pipeline=layout.pipeline, interleave=layout.interleave)
 
@@ -163,16 +167,16 @@ def traced_memory(plan: Plan) -> MemoryUse | None:
 
 
 def stage_names(plan: Plan) -> str:
-    """Return the cut in a line, by the names of the sequence's children."""
+    """Return the cut in a line, by the names of the sequence's children, or of modules in the order they are met."""
     assert plan.trace is not None
-    names = plan.trace.children
+    names = plan.trace.children or tuple(part.name or "(root)" for part in plan.trace.parts)
     pieces = [names[stage.first : stage.last] for stage in plan.stages]
     return " | ".join(piece[0] if len(piece) == 1 else f"{piece[0]}–{piece[-1]}" for piece in pieces if piece)
 
 
 def _block_times(job: JobSpec, trace: ModelTrace, card: CardModel, samples: int) -> list[tuple[float, float]]:
     element = ELEMENT_BYTES[job.precision]
-    ways = make_strategies(micro_batch=samples, precision=precision_index(job.precision))
+    ways = make_strategies(micro_batch=samples, precision=precision_index(product_precision(job)))
     both = []
     for passes in zip(*block_passes(trace), strict=True):
         demand = traced_demand(passes, samples=samples, element=element)
@@ -193,6 +197,8 @@ def _of_stage(plan: Plan, stage: Stage) -> tuple[TracedPart, ...]:
 
 def _output(trace: ModelTrace, stage: Stage, samples: int) -> float:
     """Return the bytes that a stage hands on."""
+    if trace.is_cut_anywhere:
+        return trace.parts[stage.last - 1].output.of(samples)
     last = trace.children[stage.last - 1]
     return next(part.output.of(samples) for part in trace.parts if part.name == last)
 
@@ -203,6 +209,9 @@ def _rank_use(plan: Plan, trace: ModelTrace, rank: int) -> MemoryUse:
     held, trained = held_parameters(parts)
     weights = share(held, cards) * element + sum(part.buffers for part in parts)
     gradients = share(trained, cards) * element
+    job = plan.job
+    kept = round(share(trained, cards) * moments(job) * moment_bytes(job))
+    is_early = job.optimizer.in_backward and plan.micro_batches == 1
     activations = _activations(plan, trace, rank)
     # What `fsdp` holds whole: a stage is one unit, with its gradients.
     gathered = (held + trained) * element if cards > 1 else 0
@@ -212,7 +221,7 @@ def _rank_use(plan: Plan, trace: ModelTrace, rank: int) -> MemoryUse:
     passing = trace.workspace.of(plan.micro_batch) if ends else passing
     # The update makes one temporary as large as the weights (torch.optim, foreach); by then activations are free.
     return MemoryUse(
-        weights=weights, gradients=gradients, optimizer=moments(plan) * gradients, activations=activations,
+        weights=weights, gradients=0 if is_early else gradients, optimizer=kept, activations=activations,
         workspace=max(gathered + int(passing), gradients - activations),
     )  # fmt: skip
 

@@ -110,13 +110,15 @@ class ModelTrace:
 
     Attributes:
         parts: none where the module could not be counted; the notes say why.
-        children: names of the root's children where it is an `nn.Sequential`, the only place where it can be cut.
+        children: names of the root's children where it is an `nn.Sequential`, which is cut between them.
+        is_cut_anywhere: stages are told by `parts` in their order, since the graph of a module is cut.
         workspace: bytes alive at the fullest moment of a forward and backward beside what is kept and the gradients.
         notes: what the reader of a plan should know of how it was traced.
     """
 
     parts: tuple[TracedPart, ...]
     children: tuple[str, ...] = ()
+    is_cut_anywhere: bool = False
     workspace: Size = field(default_factory=Size)
     notes: tuple[str, ...] = ()
 
@@ -142,6 +144,8 @@ class ModelTrace:
 
     def block(self, index: int) -> tuple[TracedPart, ...]:
         """Return the parts of a child of the sequence; the loss goes with the last one."""
+        if self.is_cut_anywhere:
+            return self.parts[index : index + 1]
         if len(self.children) <= 1:
             return self.parts
         last = index == len(self.children) - 1
@@ -151,6 +155,8 @@ class ModelTrace:
     @property
     def blocks(self) -> int:
         """Pieces that the model can be cut into."""
+        if self.is_cut_anywhere:
+            return len(self.parts)
         return max(1, len(self.children))
 
 

@@ -68,7 +68,9 @@ def choose(module: fx.GraphModule, stages: int) -> tuple[int, ...]:
     """
     graph = _Graph(module)
     places = graph.places()
-    cost = np.concatenate(([0.0], np.cumsum([_cost(node) for node in graph.nodes])))[places]
+    everywhere = graph.repeatable(from_input=True)  # or nearly so
+    own = [0.0 if node in everywhere else _cost(node) for node in graph.nodes]
+    cost = np.concatenate(([0.0], np.cumsum(own)))[places]
     trained = np.concatenate(([0], np.cumsum([graph.trains(node) for node in graph.nodes])))[places]
     sent = graph.sent()[places]
     # [i, j]: a stage from place i to place j.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +10,7 @@ from torch import Tensor, fx, nn
 
 from supernode.splitting.cut import Cut, needs_gradient
 from supernode.splitting.export import plant
-from supernode.splitting.tidy import schema_of, value_of, written
+from supernode.splitting.tidy import value_of
 
 aten = torch.ops.aten
 
@@ -67,8 +65,6 @@ def build(whole: fx.GraphModule, how: Cut, index: int) -> Piece:
             result.meta["val"] = value_of(value)
         results.append(result)
     graph.output(tuple(results))
-    let_switch(graph)
-    names["training"] = True
     module = fx.GraphModule(names, graph, class_name=f"Stage{index}")
     temporary = _temporary(whole)
     for name, tensor in {**names, **_unused_at(whole, how, index)}.items():
@@ -96,52 +92,6 @@ def homes(whole: fx.GraphModule, how: Cut) -> dict[str, tuple[int, ...]]:
     for name in (n for n, _ in (*whole.named_parameters(), *whole.named_buffers())):
         before = min(found.setdefault(name, {before}))
     return {name: tuple(sorted(stages)) for name, stages in found.items()}
-
-
-def let_switch(graph: fx.Graph) -> None:
-    """Make what is random, or changes buffers, follow the module's `training`, as the layers that it came from did.
-
-    Those are the arguments `train` and `training` of ATen operations, `dropout_p` of attention, and changes of buffers.
-    """
-    training: fx.Node | None = None
-    for node in list(graph.nodes):
-        schema = schema_of(node)
-        if schema is None:
-            continue
-        changes = {}
-        for place, argument in enumerate(schema.arguments):
-            given = node.args[place] if place < len(node.args) else node.kwargs.get(argument.name)
-            is_flag = argument.name in ("train", "training") and given is True and not _is_stateless(node)
-            is_share = argument.name == "dropout_p" and isinstance(given, float) and given > 0
-            if is_flag or is_share:
-                changes[argument.name, place] = given
-        changes_buffer = any(value.op == "get_attr" for value in written(node))
-        if not changes and not changes_buffer:
-            continue
-        if training is None:
-            with graph.inserting_before(next(iter(graph.nodes))):
-                training = graph.get_attr("training")
-        for (name, place), given in changes.items():
-            with graph.inserting_before(node):
-                now = training if given is True else graph.call_function(operator.mul, (given, training))
-            if place < len(node.args):
-                node.update_arg(place, now)
-            else:
-                node.update_kwarg(name, now)
-        if changes_buffer:
-            node.args, node.target = (training, node.target, *node.args), in_training
-
-
-def in_training(is_training: bool, change: Callable[..., Any], buffer: Tensor, *rest: Any, **named: Any) -> Tensor:
-    """Change a buffer while the module trains."""
-    if is_training:
-        change(buffer, *rest, **named)
-    return buffer
-
-
-def _is_stateless(node: fx.Node) -> bool:
-    """Tell whether a norm has no running statistics, and so takes the batch's in evaluation, too."""
-    return node.target is aten.batch_norm.default and node.args[3] is None
 
 
 def _take(

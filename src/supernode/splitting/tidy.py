@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -51,8 +51,17 @@ def value_of(node: Any) -> Any:
     return node.meta.get("val") if isinstance(node, fx.Node) else node
 
 
+def in_training(is_training: bool, change: Callable[..., Any], buffer: Tensor, *rest: Any, **named: Any) -> Tensor:
+    """Change a buffer while the module trains."""
+    if is_training:
+        change(buffer, *rest, **named)
+    return buffer
+
+
 def written(node: fx.Node) -> list[fx.Node]:
     """Return the arguments that an operation changes in place."""
+    if node.target is in_training:
+        return [argument for argument in node.args[2:3] if isinstance(argument, fx.Node)]
     schema = schema_of(node)
     if schema is None or not schema.is_mutable:
         return []

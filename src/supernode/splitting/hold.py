@@ -1,0 +1,81 @@
+"""What does this rank hold of the user's module? It is exported, split over the tensor axis, and cut into stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, fx, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from supernode.splitting.cut import Cut, choose, cut, weigh
+from supernode.splitting.export import export
+from supernode.splitting.stages import Piece, build, homes
+from supernode.splitting.switch import let_switch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """A module in parts.
+
+    Attributes:
+        whole: the graph of the whole model, split over the tensor axis, not yet cut.
+        how: where it is cut.
+        pieces: this rank's stages by their index.
+        names: each shared parameter's names, the first one being that of the graph.
+        rebuild: the last stage's tuple to what the loss is to be given.
+    """
+
+    whole: fx.GraphModule
+    how: Cut
+    pieces: dict[int, Piece]
+    names: tuple[tuple[str, ...], ...]
+    rebuild: Callable[[tuple[Tensor, ...]], Any]
+
+    @property
+    def parameters(self) -> set[str]:
+        """Names of the parameters of the whole model, shared ones once."""
+        return {name for name, _ in self.whole.named_parameters()}
+
+    @property
+    def homes(self) -> dict[str, tuple[int, ...]]:
+        """The stages that hold each parameter and buffer."""
+        return homes(self.whole, self.how)
+
+
+def hold(
+    model: nn.Module, example: Tensor, *, stages: int, mine: Sequence[int], mesh: DeviceMesh | None = None,
+    whole_output: bool = False,
+) -> Held:  # fmt: skip
+    """Return this rank's part of a module.
+
+    Args:
+        example: input of one micro-batch.
+        stages: in all.
+        mine: indices of this rank's.
+        mesh: of the tensor axis, where it has more than one rank.
+        whole_output: keep all that the module returns, for a loss of the user's.
+
+    Raises:
+        ModelError: the module cannot be exported, or cut into so many stages.
+    """
+    exported = export(model, example, whole_output=whole_output)
+    whole = exported.graph
+    weigh(whole)
+    let_switch(whole)
+    bounds = _agreed(choose(whole, stages))
+    how = cut(whole, bounds)
+    pieces = {index: build(whole, how, index) for index in mine}
+    return Held(whole=whole, how=how, pieces=pieces, names=exported.names, rebuild=exported.rebuild)
+
+
+def _agreed(bounds: tuple[int, ...]) -> tuple[int, ...]:
+    """Return rank 0's bounds on every rank: parts of one size are not a given, so places might differ."""
+    if not dist.is_initialized():
+        return bounds
+    shared = torch.tensor(bounds)
+    dist.broadcast(shared, src=0)
+    return tuple(shared.tolist())

@@ -1,0 +1,120 @@
+"""How does a tensor become the sum over a group? One call, whichever way is taken behind it."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from typing import Protocol
+
+import torch.distributed as dist
+from torch import Tensor
+
+from supernode.collectives.message import Schedule
+from supernode.syncing.execute import Executor
+from supernode.syncing.hierarchy import Hierarchy, Pending
+from supernode.syncing.hosts import Hosts, subgroup
+
+
+class Work(Protocol):
+    """A sum under way."""
+
+    def wait(self) -> object:
+        """Return when the tensor holds the sum; raise what looks like a lost peer if it never will."""
+
+
+class Meeting(Protocol):
+    """Where the ranks of a group sum tensors. All start the same sums in the same order.
+
+    Attributes:
+        name: of the way it takes.
+    """
+
+    name: str
+
+    def start(self, flat: Tensor, key: str = "") -> Work:
+        """Begin to sum a contiguous tensor over the group, in place; `key` names it from step to step."""
+
+    def close(self) -> None:
+        """Let go of threads, sockets and memory."""
+
+
+class Done:
+    """A sum over one rank."""
+
+    def wait(self) -> None:
+        """Return at once."""
+
+
+class Own:
+    """The group's own all-reduce: on gloo, one ring in the order of its ranks."""
+
+    def __init__(self, group: dist.ProcessGroup, *, name: str = "given") -> None:
+        self.name, self._group = name, group
+
+    def start(self, flat: Tensor, key: str = "") -> Work:
+        """Begin a sum."""
+        work = dist.all_reduce(flat, group=self._group, async_op=True)
+        return Done() if work is None else work
+
+    def close(self) -> None:
+        """Leave the group to those who made it."""
+
+
+def ordered(group: dist.ProcessGroup, hosts: Hosts, name: str) -> Own:
+    """Return gloo's ring host by host, so that it crosses each link between hosts once, whatever the ranks' order."""
+    if hosts.are_in_order:
+        return Own(group, name="ordered")
+    return Own(subgroup(group, hosts.order, f"{name}-ordered"), name="ordered")
+
+
+class Coarse:
+    """A hierarchy with few chunks: less waking, more idle links. For fast links and small tensors."""
+
+    def __init__(self, hierarchy: Hierarchy, chunks: int) -> None:
+        self.name = f"hierarchical/{chunks}"
+        self._hierarchy, self._chunks = hierarchy, chunks
+
+    def start(self, flat: Tensor, key: str = "") -> Work:
+        """Begin a sum."""
+        return self._hierarchy.start(flat, key, chunks=self._chunks)
+
+    def close(self) -> None:
+        """Leave the hierarchy to those who made it."""
+
+
+class Executed:
+    """A described all-reduce, message by message, on a thread of its own.
+
+    Args:
+        hosts: whose order numbers the schedule's ranks: those of a host are neighbours.
+        chunk: bytes of the vector that go through the schedule together.
+    """
+
+    def __init__(self, schedule: Schedule, group: dist.ProcessGroup, hosts: Hosts, name: str, *, chunk: int) -> None:
+        self.name = schedule.algorithm
+        self._executor = Executor(schedule, subgroup(group, hosts.order, name), chunk=chunk)
+        self._tasks: queue.SimpleQueue[tuple[Tensor, Pending] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._live, name="supernode-executed", daemon=True)
+        self._thread.start()
+
+    def start(self, flat: Tensor, key: str = "") -> Pending:
+        """Begin a sum."""
+        work = Pending()
+        self._tasks.put((flat.detach().view(-1), work))
+        return work
+
+    def close(self) -> None:
+        """End the threads once what was started is done."""
+        self._tasks.put(None)
+        self._thread.join()
+        self._executor.close()
+
+    def _live(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            flat, work = task
+            try:
+                self._executor.run(flat)
+            except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+                work.end(error)
+            else:
+                work.end()

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from supernode.models.experts import Mixture
 from supernode.schema.model import DecoderShape
 
 INIT_DEVIATION = 0.02  # Radford et al., "Language Models are Unsupervised Multitask Learners", and Llama after it.
@@ -88,14 +89,14 @@ class GatedMlp(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and MLP, each behind a norm and added to the stream; (B, T, D) to (B, T, D)."""
+    """Attention and MLP or mixture, each behind a norm and added to the stream; (B, T, D) to (B, T, D)."""
 
     def __init__(self, shape: DecoderShape) -> None:
         super().__init__()
         self.attention_norm = nn.RMSNorm(shape.width, eps=1e-5)
         self.attention = Attention(shape)
         self.mlp_norm = nn.RMSNorm(shape.width, eps=1e-5)
-        self.mlp = GatedMlp(shape)
+        self.mlp = Mixture(shape) if shape.experts else GatedMlp(shape)
         self.dropout = shape.dropout
 
     def forward(self, x_BTD: Tensor, cosines_TK: Tensor, sines_TK: Tensor) -> Tensor:
@@ -163,6 +164,6 @@ class Decoder(nn.Module):
             parameter.fill_(1.0)
             return
         deviation = INIT_DEVIATION
-        if name.endswith(("attention.out.weight", "mlp.down.weight")):
+        if name.endswith(("attention.out.weight", "mlp.down.weight", "mlp.experts.down")):
             deviation /= math.sqrt(2 * self.shape.layers)
         parameter.normal_(0.0, deviation, generator=generator)

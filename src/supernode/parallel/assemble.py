@@ -14,8 +14,11 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from supernode.axes.context import attention_over, places_of
 from supernode.errors import ModelError
 from supernode.models.decoder import Attention, Decoder
+from supernode.models.experts import Experts, Mixture
 from supernode.parallel.chance import seed_for, seed_generators
 from supernode.parallel.mesh import Place
+from supernode.parallel.mixture import spread_experts
+from supernode.parallel.recompute import recompute_block
 from supernode.parallel.tensor import split_block, split_embedding, split_head
 from supernode.parallel.usercode import build_user_model
 from supernode.schema.model import DecoderShape
@@ -81,6 +84,8 @@ def assemble(plan: Plan, place: Place | None) -> Parts:
     for stage in mine:
         module = _decoder(shape, stage, plan.job.seed, dtype, place)
         _share_tokens(module, place, plan.job.data.sequence)
+        for block in module.blocks.values():
+            recompute_block(block, place.layout.recompute)
         stages.append((stage, module))
     holders = tuple(sorted({stage.rank for stage in plan.stages if stage.embeds or stage.heads}))
     spread = shape.tied and len([stage for stage in plan.stages if stage.embeds or stage.heads]) > 1
@@ -104,10 +109,12 @@ def _decoder(shape: DecoderShape, stage: Stage, seed: int, dtype: torch.dtype, p
             _fill(module, unit, name, seed)
         if place is not None and place.layout.tensor > 1:
             _split(name, unit, place, skip_weight=name == "head" and tied_here)
+        if place is not None and isinstance(mixture := getattr(unit, "mlp", None), Mixture):
+            spread_experts(mixture.experts, place)
         if name == "head":
             module.tie()
         if name.startswith("blocks."):
-            _shard([unit], place)
+            _shard([*(part for part in unit.modules() if isinstance(part, Experts)), unit], place)
     _shard([module], place)
     return module
 
@@ -140,8 +147,13 @@ def _split(name: str, unit: nn.Module, place: Place, *, skip_weight: bool) -> No
 def _shard(units: list[nn.Module], place: Place | None) -> None:
     if place is None or place.layout.copies == 1 or place.layout.sharding != "fsdp":
         return
+    # Weights' gradients that are put off are written to whole weights, which must last from forward to then.
+    lasts = place.layout.schedule == "zero_bubble" and place.layout.pipeline > 1
     for unit in units:
-        fully_shard(unit, mesh=place.copies)
+        mesh = place.copies
+        if isinstance(unit, Experts) and place.expert_copies is not None:
+            mesh = place.expert_copies  # Of one rank where every expert is on one alone; then nothing is cut further.
+        fully_shard(unit, mesh=mesh, reshard_after_forward=False if lasts else None)
         assert isinstance(unit, FSDPModule)
         # Sums everywhere; the step divides once, by the tokens that count.
         unit.set_gradient_divide_factor(1.0)

@@ -23,12 +23,16 @@ class Place:
 
     Attributes:
         copies: mesh of one dim, data × context: the ranks that hold the same parameters and see other tokens.
+        experts: mesh of the dims expert and tensor, over which experts are cut; None where they are not spread.
+        expert_copies: mesh of one dim: the ranks that hold the same experts; None likewise.
     """
 
     layout: Layout
     rank: int
     mesh: DeviceMesh
     copies: DeviceMesh
+    experts: DeviceMesh | None = None
+    expert_copies: DeviceMesh | None = None
     limit: timedelta = timedelta(seconds=600)
 
     @property
@@ -62,8 +66,13 @@ class Place:
         return (self.copy, self.pipeline, *((self.tensor,) if self.layout.sequence else ()))
 
     def group(self, axis: str) -> dist.ProcessGroup:
-        """Return the process group of this rank's row along an axis, or of its `copies`: data and context together."""
-        return (self.copies if axis == "copies" else self.mesh[axis]).get_group()
+        """Return the process group of this rank's row along an axis, or of its `copies` or `expert_copies`."""
+        meshes = {"copies": self.copies, "expert_copies": self.expert_copies, "expert": self.experts}
+        if axis not in meshes:
+            return self.mesh[axis].get_group()
+        mesh = meshes[axis]
+        assert mesh is not None
+        return mesh.get_group(*(("expert",) if axis == "expert" else ()))
 
 
 def meet(layout: Layout, rank: int, *, folder: Path, rendezvous: str, silence: float) -> Place:
@@ -89,7 +98,16 @@ def place_of(layout: Layout, rank: int, *, limit: timedelta = timedelta(seconds=
     sizes = tuple(getattr(layout, axis) for axis in AXES)
     mesh = init_device_mesh("cpu", sizes, mesh_dim_names=AXES)
     copies = mesh["data"] if layout.context == 1 else mesh["data", "context"]._flatten("copies")
-    return Place(layout=layout, rank=rank, mesh=mesh, copies=copies, limit=limit)
+    if layout.expert == 1:
+        return Place(layout=layout, rank=rank, mesh=mesh, copies=copies, limit=limit)
+    # Experts are spread over neighbours on the data axis.
+    sizes = (layout.pipeline, layout.data // layout.expert, layout.expert, layout.context, layout.tensor)
+    spread = init_device_mesh("cpu", sizes, mesh_dim_names=("pipeline", "others", "expert", "context", "tensor"))
+    same = spread["others"] if layout.context == 1 else spread["others", "context"]._flatten("expert_copies")
+    return Place(
+        layout=layout, rank=rank, mesh=mesh, copies=copies, experts=spread["expert", "tensor"], expert_copies=same,
+        limit=limit,
+    )  # fmt: skip
 
 
 def _store(ranks: int, rank: int, *, folder: Path, rendezvous: str, limit: timedelta) -> Store:

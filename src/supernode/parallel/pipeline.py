@@ -3,22 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge, Node
 from torch.distributed.pipelining import PipelineStage
-from torch.distributed.pipelining.schedules import Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+from torch.distributed.pipelining.schedules import (
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    _Action,
+    _ComputationType,
+    _PipelineScheduleRuntime,
+)
 
 from supernode.parallel.assemble import DTYPES, Parts
 from supernode.parallel.mesh import Place
+from supernode.schema.order import rank_order
 from supernode.schema.plan import Plan, Stage
 
-SCHEDULES: dict[str, Any] = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe, "interleaved": ScheduleInterleaved1F1B}
+
+class ZeroBubble(_PipelineScheduleRuntime):
+    """Runs `schema.order`'s zero_bubble, one stage a rank, in torch's runtime, which takes any order of passes."""
+
+    KINDS: ClassVar = {
+        "forward": _ComputationType.FORWARD,
+        "backward": _ComputationType.BACKWARD_INPUT,
+        "weights": _ComputationType.BACKWARD_WEIGHT,
+    }
+
+    def __init__(self, stage: PipelineStage, n_microbatches: int, **settings: Any) -> None:
+        super().__init__([stage], n_microbatches, **settings)
+        pipeline = stage.num_stages
+        for rank in range(pipeline):
+            order = rank_order(
+                "zero_bubble", rank=rank, pipeline=pipeline, interleave=1, micro_batches=n_microbatches
+            )  # fmt: skip
+            self.pipeline_order[rank] = [_Action(a.stage, self.KINDS[a.kind], a.micro_batch) for a in order]
+        self._prepare_schedule_with_comms(self.pipeline_order)
+
+
+SCHEDULES: dict[str, Any] = {
+    "1f1b": Schedule1F1B, "gpipe": ScheduleGPipe, "interleaved": ScheduleInterleaved1F1B, "zero_bubble": ZeroBubble,
+}  # fmt: skip
 
 
 class _Stage(PipelineStage):
-    """A stage whose trial run, by which torch learns what flows, leaves no trace in its buffers.
+    """A stage whose trial run leaves no trace in its buffers, and whose put-off weights' gradients are seen by hooks.
 
     Where inputs and outputs are not given, torch 2.13 sends the first micro-batch of each launch through the module
     once more, and batch norms would count it twice.
@@ -30,6 +62,42 @@ class _Stage(PipelineStage):
         for buffer, before in kept:
             buffer.data.copy_(before)  # Past autograd, which still wants the trial's graph.
         return flow
+
+    def backward_maybe_with_nosync(self, backward_type: Any, bwd_kwargs: dict[str, Any], *args: Any, **kw: Any) -> Any:
+        if backward_type != "weight":
+            return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, *args, **kw)
+        # torch writes these gradients past autograd, so that no hook would start their way to the other copies.
+        groups, bwd_kwargs["param_groups"] = bwd_kwargs["param_groups"], []
+        done = super().backward_maybe_with_nosync(backward_type, bwd_kwargs, *args, **kw)
+        # Several uses of one parameter may walk over each other's nodes, which must not be freed until then.
+        for group in sorted(groups, key=lambda group: -len(group["intermediates"])):
+            _backward_weights(group)
+        return done
+
+
+def _backward_weights(group: dict[str, Any]) -> None:
+    """Finish the backward of parameters from the nodes at which torch's backward for inputs turned off.
+
+    Args:
+        group: torch's `params` (nodes that accumulate), `intermediates` (nodes) and `grads` (what reached these).
+    """
+    reached: list[tuple[Node, tuple[Tensor | None, ...]]] = [
+        (node, grads)
+        for node, grads in zip(group["intermediates"], group.get("grads") or [], strict=False)
+        if grads is not None
+    ]
+    edges = {GradientEdge(node, i): grad for node, grads in reached for i, grad in enumerate(grads) if grad is not None}
+    if not edges:
+        return
+    several = len(reached) > 1
+    # What comes to a node from another one of the group is counted in its own gradient already.
+    clamps = [node.register_prehook(lambda _, grads=grads: grads) for node, grads in reached if several]
+    try:
+        parameters = [node.variable for node in group["params"]]
+        torch.autograd.backward(list(edges), list(edges.values()), retain_graph=several, inputs=parameters)  # type: ignore[arg-type]
+    finally:
+        for clamp in clamps:
+            clamp.remove()
 
 
 def build_schedule(plan: Plan, place: Place, parts: Parts, loss: Callable[[Tensor, Tensor], Tensor]) -> Any:

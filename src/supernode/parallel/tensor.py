@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from supernode.axes.sequence import gather_tokens, scatter_sum, split_linear
 from supernode.axes.tensor import IGNORED, SplitLoss, Spread, Sum, first_of, local, own_rows
+from supernode.models.experts import Mixture
 
 __all__ = ["IGNORED", "SplitCrossEntropy", "cross_entropy", "first_of", "local"]
 
@@ -30,6 +31,8 @@ def split_block(block: nn.Module, mesh: DeviceMesh, *, sequence: bool = False) -
     enter, leave = _doors(mesh.get_group(), sequence=sequence)
     for half, columns, row in (("attention", ("query", "key", "value"), "out"), ("mlp", ("gate", "up"), "down")):
         module = block.get_submodule(half)
+        if isinstance(module, Mixture):  # `parallel.mixture` cuts its experts, and leaves its router whole.
+            continue
         module.register_forward_pre_hook(lambda _, given: (enter(given[0]), *given[1:]))
         for name in columns:
             _split_linear(module.get_submodule(name), mesh, dim=0)
@@ -75,7 +78,8 @@ def _distribute(module: nn.Module, mesh: DeviceMesh, *, dim: int) -> None:
 
 def _split_linear(linear: nn.Module, mesh: DeviceMesh, *, dim: int) -> None:
     _distribute(linear, mesh, dim=dim)
-    _run_instead(linear, lambda x: split_linear(x, local(linear.get_parameter("weight"))))
+    # By attribute, where `precision.casting` may put a cast of the weight while the layer runs.
+    _run_instead(linear, lambda x: split_linear(x, local(linear.weight)))  # type: ignore[arg-type]
 
 
 def _run_instead(module: nn.Module, forward: Callable[[Tensor], Tensor]) -> None:

@@ -25,6 +25,7 @@ def resolve_layout(job: JobSpec, cards: int) -> Layout:
     _check_cards(job, one_copy=one_copy, cards=cards)
     _check_model(job)
     _check_accumulation(job)
+    _check_recompute(job)
     return Layout(
         tensor=want.tensor,
         pipeline=want.pipeline,
@@ -69,8 +70,21 @@ def _check_model(job: JobSpec) -> None:
                 hint="set `parallelism.context` to 1, or `model` to a preset or a shape; "
                 "`parallelism.recompute: full` makes longer sequences fit, too.",
             )
+        if want.expert > 1:
+            raise SpecError(
+                f"`parallelism.expert` is {want.expert}, and {job.model} is your own module, whose experts "
+                "are not known",
+                hint="set `parallelism.expert` to 1, or `model` to a shape with `experts`.",
+            )
+        if want.recompute == "selective":
+            raise SpecError(
+                f"`parallelism.recompute` is selective, and {job.model} is your own module, whose attention is not "
+                "known",
+                hint="set `parallelism.recompute` to full, which takes repeated layers of any module, or to none.",
+            )
         return
     _check_tokens(job)
+    _check_experts(job, shape)
     if not _tensor_fits(shape, want.tensor):
         fits = _nearest(want.tensor, (n for n in range(1, want.tensor + shape.heads) if _tensor_fits(shape, n)))
         raise SpecError(
@@ -85,6 +99,28 @@ def _check_model(job: JobSpec) -> None:
             f"(pipeline {want.pipeline} × interleave {want.interleave})",
             hint=f"set `parallelism.pipeline` to {max(1, shape.layers // want.interleave)} or fewer; "
             "every stage keeps a layer or more.",
+        )
+
+
+def _check_experts(job: JobSpec, shape: DecoderShape) -> None:
+    expert = job.parallelism.expert
+    if expert == 1:
+        return
+    if not shape.experts:
+        raise SpecError(
+            f"`parallelism.expert` is {expert}, and the model has no experts",
+            hint=f"set `parallelism.expert` to 1, or `model.experts` to a multiple of {expert}.",
+        )
+    if shape.experts % expert:
+        fits = _nearest(expert, (n for n in _divisors(shape.experts)))
+        raise SpecError(
+            f"`parallelism.expert` is {expert}, and the model has {shape.experts} experts",
+            hint=f"set `parallelism.expert` to {fits}, a divisor of `model.experts`.",
+        )
+    if job.optimizer.in_backward:
+        raise SpecError(
+            f"`optimizer.in_backward` is on and `parallelism.expert` is {expert}, so gradients have unlike copies",
+            hint="set `optimizer.in_backward` to false, or `parallelism.expert` to 1.",
         )
 
 
@@ -135,6 +171,17 @@ def _check_accumulation(job: JobSpec) -> None:
         raise SpecError(
             f"`gradient_accumulation` is {micro_batches}, fewer than the {want.pipeline} pipeline stages that it fills",
             hint=f"set {choice}, or `parallelism.pipeline` to {micro_batches} or fewer.",
+        )
+
+
+def _check_recompute(job: JobSpec) -> None:
+    want = job.parallelism
+    # Each weights' gradient that is put off would compute its whole layer once more.
+    if want.recompute == "full" and want.schedule == "zero_bubble" and want.pipeline > 1:
+        raise SpecError(
+            "`parallelism.recompute` is full and `parallelism.schedule` zero_bubble, which would compute every layer "
+            "again for each of its matrices",
+            hint="set `parallelism.recompute` to selective or none, or `parallelism.schedule` to 1f1b.",
         )
 
 

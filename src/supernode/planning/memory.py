@@ -49,11 +49,13 @@ def moments(plan: Plan) -> int:
 
 def strategy_of(plan: Plan) -> Strategies:
     """Return the plan's degrees in the forecast's terms, with the layers that its pipeline ranks really hold."""
-    layout = plan.layout
+    layout, shape = plan.layout, plan.job.shape
+    has_experts = shape is not None and shape.experts > 0
     most, last = held_layers(plan.stages, pipeline=layout.pipeline)
     return make_strategies(
         tensor=layout.tensor, pipeline=layout.pipeline, interleave=layout.interleave, data=layout.data,
-        context=layout.context, expert=layout.expert, sequence_parallel=int(layout.sequence),
+        context=layout.context, expert=layout.expert, expert_tensor=layout.tensor if has_experts else 1,
+        sequence_parallel=int(layout.sequence),
         recompute=RECOMPUTES[layout.recompute],
         sharding=3 if layout.sharding == "fsdp" and layout.data > 1 else 0, micro_batch=plan.micro_batch,
         batch=plan.micro_batch * plan.micro_batches * layout.data, sequence=plan.job.data.sequence,

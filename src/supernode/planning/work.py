@@ -31,7 +31,8 @@ def share(size: int, cards: int) -> int:
 def block_matrix(shape: DecoderShape, tensor: int) -> int:
     """Return the elements of one block's matrices on the card that holds most of them."""
     attention = shape.width * shape.head_width * (2 * shape.heads + 2 * shape.key_heads) // tensor
-    return attention + 3 * shape.width * share(shape.inner, tensor)
+    visited = shape.experts_per_token if shape.experts else 1
+    return attention + 3 * shape.width * share(shape.inner, tensor) * visited + shape.width * shape.experts
 
 
 def head_matrix(shape: DecoderShape, tensor: int) -> int:

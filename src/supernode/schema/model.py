@@ -18,6 +18,9 @@ class DecoderShape:
         heads: query heads; `width` divides by it.
         kv_heads: key and value heads; `heads` divides by it. 0 means as many as `heads`.
         hidden: inner size of the gated MLP. 0 means the next multiple of 32 above 8/3 of `width`.
+        experts: gated MLPs in each block of which a token visits some; 0 for one MLP that all tokens visit.
+        experts_per_token: that a token visits, those of the highest scores; it takes their outputs' mean by softmax.
+        expert_hidden: inner size of one expert. 0 means as that of the gated MLP.
         vocabulary: token kinds. 0 means as many as the tokenizer has.
         tied: the head uses the embedding's matrix.
         dropout: probability of dropping an element of each block's two outputs.
@@ -31,6 +34,9 @@ class DecoderShape:
     heads: int = 4
     kv_heads: int = 0
     hidden: int = 0
+    experts: int = 0
+    experts_per_token: int = 2
+    expert_hidden: int = 0
     vocabulary: int = 0
     tied: bool = True
     dropout: float = 0.0
@@ -40,7 +46,8 @@ class DecoderShape:
         for key, most in (("layers", 4096), ("width", 2**17), ("heads", 4096)):
             if not 1 <= getattr(self, key) <= most:
                 raise SpecError(f"`model.{key}` is {getattr(self, key)}", hint=f"choose 1 to {most}.")
-        for key, most in (("kv_heads", 4096), ("hidden", 2**20), ("vocabulary", 2**22)):
+        sizes = (("kv_heads", 4096), ("hidden", 2**20), ("expert_hidden", 2**20), ("vocabulary", 2**22))
+        for key, most in sizes:
             if not 0 <= getattr(self, key) <= most:
                 raise SpecError(f"`model.{key}` is {getattr(self, key)}", hint=f"choose 0 (derive it) to {most}.")
         if self.width % self.heads or (self.width // self.heads) % 2:
@@ -52,6 +59,13 @@ class DecoderShape:
             raise SpecError(
                 f"`model.heads` {self.heads} does not divide by `model.kv_heads` {self.kv_heads}",
                 hint="set `model.kv_heads` to a divisor of `model.heads`, or to 0.",
+            )
+        if not 0 <= self.experts <= 65_536:
+            raise SpecError(f"`model.experts` is {self.experts}", hint="choose 0 (one MLP for all tokens) to 65,536.")
+        if self.experts and not 1 <= self.experts_per_token <= self.experts:
+            raise SpecError(
+                f"`model.experts_per_token` is {self.experts_per_token} of {self.experts} experts",
+                hint=f"choose 1 to {self.experts}.",
             )
         if not 0 <= self.dropout < 1:
             raise SpecError(f"`model.dropout` is {self.dropout}", hint="choose 0 up to, not including, 1.")
@@ -70,14 +84,15 @@ class DecoderShape:
 
     @property
     def inner(self) -> int:
-        """Inner size of the gated MLP."""
-        return self.hidden or -(-8 * self.width // (3 * 32)) * 32
+        """Inner size of the gated MLP, or of one expert."""
+        hidden = self.expert_hidden or self.hidden if self.experts else self.hidden
+        return hidden or -(-8 * self.width // (3 * 32)) * 32
 
     @property
     def block_parameters(self) -> int:
-        """Parameters of one block: attention, MLP and two norms."""
+        """Parameters of one block: attention, MLP or experts with their router, and two norms."""
         attention = self.width * self.head_width * (2 * self.heads + 2 * self.key_heads)
-        return attention + 3 * self.width * self.inner + 2 * self.width
+        return attention + 3 * self.width * self.inner * max(self.experts, 1) + (self.experts + 2) * self.width
 
     @property
     def embedding_parameters(self) -> int:

@@ -18,6 +18,7 @@ from supernode.errors import RunError
 from supernode.parallel.assemble import Parts
 from supernode.parallel.chance import seed_for, seed_generators
 from supernode.parallel.mesh import Place
+from supernode.parallel.mixture import is_spread
 from supernode.parallel.sync import TieSync, copies
 from supernode.parallel.tensor import local
 from supernode.schema.plan import Plan
@@ -69,12 +70,19 @@ class Stepper:
         self.tokens = TokenSync(self.trained if place.layout.sequence else (), place.group("tensor"))
         self.ties = TieSync(parts, place)
         self.replicas: ReplicaSync | None = None
+        self.experts: ReplicaSync | None = None
         layout = place.layout
         if layout.copies > 1 and layout.sharding == "replicas":
             said = plan.job.communication
+            travels = [parameter for parameter in self.trained if not is_spread(parameter)]
             self.replicas = ReplicaSync(
-                self.trained, self._uses(), place.group("copies"), bucket_bytes=said.bucket, overlap=said.overlap
+                travels, self._uses(), place.group("copies"), bucket_bytes=said.bucket, overlap=said.overlap
             )
+            if layout.expert > 1:  # A rank's experts have fewer copies than all else.
+                self.experts = ReplicaSync(
+                    [parameter for parameter in self.trained if is_spread(parameter)], self._uses(),
+                    place.group("expert_copies"), bucket_bytes=said.bucket, overlap=said.overlap,
+                )  # fmt: skip
         self.sharded = [m for module in parts.modules for m in module.modules() if isinstance(m, FSDPModule)]
         self.schedule = _schedule(plan, place, parts, loss) if layout.pipeline > 1 else None
         # One copy of each sample's loss: the last stage of one tensor rank.
@@ -103,6 +111,8 @@ class Stepper:
         clock.lap("data")
         if self.replicas is not None:
             self.replicas.begin()
+            if self.experts is not None:
+                self.experts.begin()
         else:
             self.optimizer.zero_grad(set_to_none=True)
         self._norms.clear()
@@ -110,7 +120,9 @@ class Stepper:
         clock.lap("compute")
         if self.replicas is not None:
             # Norms of what has arrived are taken while the rest travels; only waiting counts as `sync`.
-            clock.lap("compute", waited=self.replicas.finish(self._measure))
+            waited = self.replicas.finish(self._measure)
+            waited += self.experts.finish(self._measure) if self.experts is not None else 0.0
+            clock.lap("compute", waited=waited)
         for parameter in (*self.tokens(), *self.ties()):
             self._norms.pop(parameter, None)
         clock.lap("sync")

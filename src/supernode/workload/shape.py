@@ -209,6 +209,14 @@ def decoder_shape(shape: DecoderShape) -> ModelShape:
     """Return the project's own decoder in these terms."""
     return make_shape(
         width=shape.width, vocabulary=shape.vocabulary, tied=shape.tied, attentions=shape.layers, heads=shape.heads,
-        key_value_heads=shape.key_heads, head_width=shape.head_width, mlps=shape.layers, mlp_width=shape.inner,
-        gated=1,
+        key_value_heads=shape.key_heads, head_width=shape.head_width, gated=1, **_feed_forward(shape),
     )  # fmt: skip
+
+
+def _feed_forward(shape: DecoderShape) -> dict[str, int]:
+    if not shape.experts:
+        return {"mlps": shape.layers, "mlp_width": shape.inner}
+    return {
+        "mixtures": shape.layers, "experts": shape.experts, "routed": shape.experts_per_token,
+        "expert_width": shape.inner,
+    }  # fmt: skip

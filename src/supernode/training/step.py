@@ -23,6 +23,7 @@ from supernode.parallel.sync import TieSync, copies
 from supernode.parallel.tensor import local
 from supernode.schema.plan import Plan
 from supernode.syncing.buckets import ReplicaSync, settle
+from supernode.syncing.shards import ShardSync
 from supernode.training.data import Batch, Feed
 from supernode.training.optimizer import learning_rate, set_rate
 
@@ -84,6 +85,7 @@ class Stepper:
                     place.group("expert_copies"), bucket_bytes=said.bucket, overlap=said.overlap,
                 )  # fmt: skip
         self.sharded = [m for module in parts.modules for m in module.modules() if isinstance(m, FSDPModule)]
+        self.shards = ShardSync(self.sharded, overlap=plan.job.communication.overlap)
         self.schedule = _schedule(plan, place, parts, loss) if layout.pipeline > 1 else None
         # One copy of each sample's loss: the last stage of one tensor rank.
         ends = any(stage.index == len(plan.stages) - 1 for stage, _ in parts.stages)
@@ -115,9 +117,10 @@ class Stepper:
                 self.experts.begin()
         else:
             self.optimizer.zero_grad(set_to_none=True)
+        self.shards.begin()
         self._norms.clear()
         loss = self._forward_backward(batch)
-        clock.lap("compute")
+        clock.lap("compute", waited=self.shards.finish())
         if self.replicas is not None:
             # Norms of what has arrived are taken while the rest travels; only waiting counts as `sync`.
             waited = self.replicas.finish(self._measure)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from supernode.errors import ModelError
-from supernode.syncing.buckets import LEAST, PIECES, Done, ReplicaSync, all_reduce, fill
+from supernode.syncing.buckets import LEAST, PIECES, ReplicaSync, all_reduce, fill
 
 Together = Callable[..., list[Any]]
 FLOAT = 4  # bytes
@@ -111,7 +111,7 @@ def train(rank: int, *, micros: int = MICROS, late: bool = False, **settings: An
     model = Net()
     trained = list(model.parameters())
     assert dist.group.WORLD is not None
-    start = (lambda flat: Guarded(flat, flat.clone())) if late else None
+    start = (lambda flat, key: Guarded(flat, flat.clone())) if late else None
     sync = ReplicaSync(trained, dict.fromkeys(trained, micros), dist.group.WORLD, start=start, **settings)
     told = []
     for step in range(STEPS):
@@ -179,7 +179,7 @@ def test_buckets_leave_during_the_last_backward_and_not_before(together: Togethe
         assert dist.group.WORLD is not None
         started: list[int] = []
 
-        def start(flat: Tensor) -> Any:
+        def start(flat: Tensor, key: str = "") -> Any:
             started.append(flat.numel())
             return all_reduce(dist.group.WORLD)(flat)  # type: ignore[arg-type]
 
@@ -268,26 +268,23 @@ def test_what_is_summed_is_handed_on_while_the_rest_still_travels(together: Toge
 
         @dataclass
         class Told:
-            number: int
+            key: str
 
             def wait(self) -> None:
-                told.append(f"wait {self.number}")
+                told.append(f"wait {self.key}")
 
-        sizes: list[int] = []
+        def start(flat: Tensor, key: str = "") -> Told:
+            return Told(key)
 
-        def start(flat: Tensor) -> Told:
-            sizes.append(flat.numel())
-            return Told(len(sizes))
-
-        sync = ReplicaSync(trained, dict.fromkeys(trained, 1), dist.group.WORLD, start=start, bucket_bytes=300)
+        sync = ReplicaSync(
+            trained, dict.fromkeys(trained, 1), dist.group.WORLD, start=start, bucket_bytes=300,
+            filled=lambda buckets: told.append(f"{len(buckets)} buckets"),
+        )  # fmt: skip
         model(torch.ones(3, 4)).sum().backward()
         sync.finish(lambda parameters: told.append(" ".join(names[parameter] for parameter in parameters)))
         return told
 
-    first = together(follow)[0]
-    assert first[::2] == [f"wait {number}" for number in range(1, len(first) // 2 + 1)]
+    known, *first = together(follow)[0]
+    assert known == f"{len(first) // 2} buckets"
+    assert first[::2] == [f"wait bucket-{number}" for number in range(len(first) // 2)]
     assert set(" ".join(first[1::2]).split()) == {name for name, _ in chain().named_parameters()}
-
-
-def test_a_group_of_one_has_nothing_to_wait_for() -> None:
-    assert Done().wait() is None  # type: ignore[func-returns-value]

@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from supernode.axes.tensor import local
 from supernode.errors import ModelError
+from supernode.syncing.meeting import Own, Work
 
 BUCKET_BYTES = 25 * 2**20  # PyTorch DDP's default bucket (Li et al., arXiv:2006.15704, figure 8).
 PIECES = 16
@@ -23,32 +24,15 @@ LAST_SHARE = 1 / 256
 """Part of all bytes that may travel when no backward is left to hide behind."""
 
 
-class Work(Protocol):
-    """Something under way."""
+class Start(Protocol):
+    """Begin to sum a flat tensor over the copies, in place; all call it in one order with tensors of one size."""
 
-    def wait(self) -> object:
-        """Return when it is done; raises what went wrong."""
-
-
-Start = Callable[[Tensor], Work]
-"""Begin to sum a flat tensor over the copies, in place. Every copy calls it in one order with tensors of one size."""
-
-
-class Done:
-    """Work that is done: what a sum over one copy is."""
-
-    def wait(self) -> None:
-        """Return at once."""
+    def __call__(self, flat: Tensor, key: str = "") -> Work: ...
 
 
 def all_reduce(group: dist.ProcessGroup) -> Start:
     """Return the group's own all-reduce."""
-
-    def start(flat: Tensor) -> Work:
-        work = dist.all_reduce(flat, group=group, async_op=True)
-        return work if work is not None else Done()
-
-    return start
+    return Own(group).start
 
 
 def settle(parameter: nn.Parameter) -> None:
@@ -71,14 +55,15 @@ class Bucket:
     Attributes:
         flat: their numbers, one after the other; nothing but `Start` writes to it while they travel.
         views: `flat` cut and shaped as the parameters are.
+        key: names the bucket from step to step.
         missing: parameters whose gradient is still to come in this step.
         work: the sum under way.
     """
 
-    def __init__(self, parameters: list[nn.Parameter]) -> None:
+    def __init__(self, parameters: list[nn.Parameter], key: str) -> None:
         first = local(parameters[0])
         sizes = [local(parameter).numel() for parameter in parameters]
-        self.parameters = parameters
+        self.parameters, self.key = parameters, key
         self.flat = torch.zeros(sum(sizes), dtype=first.dtype, device=first.device)
         self.views = [
             view.view(local(parameter).shape)
@@ -107,11 +92,13 @@ class ReplicaSync:
         start: how a bucket is summed; the group's own all-reduce by default.
         bucket_bytes: most bytes of a bucket; a larger parameter has one for itself.
         overlap: buckets leave as soon as they can, and not all in `finish`.
+        filled: is given the buckets once they are known, before the first is summed.
     """
 
     def __init__(
         self, parameters: Iterable[nn.Parameter], uses: dict[nn.Parameter, int], group: dist.ProcessGroup,
         *, start: Start | None = None, bucket_bytes: int = BUCKET_BYTES, overlap: bool = True,
+        filled: Callable[[Sequence[Bucket]], None] = lambda _: None,
     ) -> None:  # fmt: skip
         self.parameters = list(parameters)
         self.group, self.overlap = group, overlap
@@ -119,7 +106,7 @@ class ReplicaSync:
         self.buckets: list[Bucket] = []
         self.unused: list[nn.Parameter] = []
         """Parameters to which no copy's backward came in the first step; known after it."""
-        self._bucket_bytes = bucket_bytes
+        self._bucket_bytes, self._filled = bucket_bytes, filled
         self._uses = uses
         self._left: dict[nn.Parameter, int] = {}
         self._arrived: list[nn.Parameter] = []
@@ -166,7 +153,7 @@ class ReplicaSync:
             bucket = self.buckets[self._next]
             if bucket.missing and ready_only:
                 return
-            bucket.work = self.start(bucket.flat)
+            bucket.work = self.start(bucket.flat, bucket.key)
             self._next += 1
 
     def finish(self, summed: Callable[[Sequence[nn.Parameter]], None] = lambda _: None) -> float:
@@ -207,7 +194,8 @@ class ReplicaSync:
             parameter for parameter, any_copy in zip(self.parameters, used.tolist(), strict=True) if not any_copy
         ]
         filled = fill([self.parameters[number] for number in agreed.tolist()], self._bucket_bytes)
-        self.buckets = [Bucket(chosen) for chosen in filled]
+        self.buckets = [Bucket(chosen, f"bucket-{number}") for number, chosen in enumerate(filled)]
+        self._filled(self.buckets)
         for bucket in self.buckets:
             for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
                 self._home[parameter] = bucket, view

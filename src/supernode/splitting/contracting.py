@@ -46,12 +46,12 @@ def through_contraction(node: Node, want: Split, _: int) -> Needs | str:
     found = contraction_of(node)
     if found is None or found.output[want.dim] == ALONE:
         return "it has no rule for this dim"
+    if found.operands[0][0] is found.operands[1][0]:
+        return "both factors are the same value"
     label = found.output[want.dim]
     needs: dict[Node, Split] = {}
     for operand, labels in (*found.operands, *([found.bias] if found.bias else [])):
         if label in labels:
-            if operand in needs:
-                return "both factors are the same value"
             needs[operand] = want.moved(labels.index(label))
     return needs
 
@@ -63,6 +63,8 @@ def through_attention(node: Node, want: Split, parts: int) -> Needs | str:
         return "positions attend to each other"
     needs: dict[Node, Split] = {}
     names = ("query", "key", "value", "attn_mask") if want.dim < rank - 2 else ("value",)
+    if len(names) == 1 and given(node, "value") in (given(node, "query"), given(node, "key")):
+        return "values are keys or queries, too"
     for name in names:
         operand = given(node, name)
         if not isinstance(operand, Node):

@@ -16,7 +16,7 @@ from supernode.splitting.shards import Split
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class Kept:
     """How the tensor ranks hold one parameter or buffer.
 
     Attributes:
@@ -54,34 +54,34 @@ class SplitReport:
     """
 
     parts: int
-    parameters: tuple[Held, ...]
-    buffers: tuple[Held, ...]
+    parameters: tuple[Kept, ...]
+    buffers: tuple[Kept, ...]
     rows: int
     logits_split: int
     draws_apart: bool
 
     @property
-    def whole(self) -> tuple[Held, ...]:
+    def whole(self) -> tuple[Kept, ...]:
         """The parameters that every rank holds whole."""
-        return tuple(held for held in self.parameters if held.split is None)
+        return tuple(kept for kept in self.parameters if kept.split is None)
 
     @property
-    def segmented(self) -> tuple[Held, ...]:
+    def segmented(self) -> tuple[Kept, ...]:
         """What a rank holds in several pieces: plain tensors, to be put together with `shards.to_full`."""
         return tuple(
-            held for held in (*self.parameters, *self.buffers) if held.split is not None and not held.split.is_plain
+            kept for kept in (*self.parameters, *self.buffers) if kept.split is not None and not kept.split.is_plain
         )
 
     @property
     def share(self) -> float:
         """Share of the parameters' numbers that are split, in 0…1."""
-        everything = sum(held.size for held in self.parameters)
-        return sum(held.size for held in self.parameters if held.split is not None) / max(everything, 1)
+        everything = sum(kept.size for kept in self.parameters)
+        return sum(kept.size for kept in self.parameters if kept.split is not None) / max(everything, 1)
 
     def lines(self) -> Iterator[str]:
         """Yield one line for each parameter that is whole, largest first, with the reason."""
-        for held in sorted(self.whole, key=lambda held: -held.size):
-            yield f"{held.name} {list(held.shape)}: {held.reason}"
+        for kept in sorted(self.whole, key=lambda kept: -kept.size):
+            yield f"{kept.name} {list(kept.shape)}: {kept.reason}"
 
 
 def report(module: GraphModule, roles: Roles, *, parts: int, keeps_logits_split: bool) -> SplitReport:
@@ -90,58 +90,57 @@ def report(module: GraphModule, roles: Roles, *, parts: int, keeps_logits_split:
     outputs = [split for seed in roles.seeds if seed.kind == "output" for split in seed.needs.values()]
     return SplitReport(
         parts=parts,
-        parameters=tuple(_held(name, p, nodes.get(id(p)), roles) for name, p in module.named_parameters()),
-        buffers=tuple(_held(name, b, nodes.get(id(b)), roles) for name, b in module.named_buffers() if id(b) in nodes),
+        parameters=tuple(_kept(name, p, nodes.get(id(p)), roles) for name, p in module.named_parameters()),
+        buffers=tuple(_kept(name, b, nodes.get(id(b)), roles) for name, b in module.named_buffers() if id(b) in nodes),
         rows=sum(seed.kind != "output" for seed in roles.seeds),
         logits_split=outputs[0].size if outputs and keeps_logits_split else 0,
         draws_apart=any(node.op == "call_function" and random(node) for node in roles.wants),
     )
 
 
-def _held(name: str, tensor: Tensor, node: Node | None, roles: Roles) -> Held:
+def _kept(name: str, tensor: Tensor, node: Node | None, roles: Roles) -> Kept:
     shape = tuple(tensor.shape)
     split = roles.wants.get(node) if node is not None else None
     if isinstance(split, Split):
-        return Held(name=name, shape=shape, split=split)
-    return Held(name=name, shape=shape, split=None, reason=_why(node, roles))
+        return Kept(name=name, shape=shape, split=split)
+    return Kept(name=name, shape=shape, split=None, reason=_why(node, roles))
 
 
 def _why(node: Node | None, roles: Roles) -> str:
+    """Say why a parameter is whole: what stopped a wish for it, or why what reads it is not split."""
     if node is None or not node.users:
         return "nothing reads it"
     if node in roles.stops:
         return roles.stops[node]
-    seen = {node}
-    ahead = list(node.users)
-    user = ahead[0]
-    while ahead:  # The first thing on its way that was tried says why.
-        user = ahead.pop(0)
-        if user in roles.dropped and contraction_of(user) is not None:
-            after = _after(user, roles)
-            return f"{where(user)}: {roles.dropped[user]}{after}"
-        if user in roles.stops:
-            return f"{where(user)}: {roles.stops[user]}"
-        if contraction_of(user) is not None or user in roles.wants:
-            break
-        seen.add(user)
-        ahead += [other for other in user.users if other not in seen and len(seen) < 3]
-    if user in roles.wants or user in roles.needs:
-        return f"{where(user)} reads it whole on each rank"
-    if name_of(user) == "embedding":
-        return f"{where(user)} reads it in the same places on each rank"
-    return f"{where(user)} works on what every rank has whole"
+    reader, given = next(iter(node.users)), node
+    while len(reader.all_input_nodes) == 1 and reader.users and reader not in roles.wants:
+        reader, given = next(iter(reader.users)), reader
+    product = contraction_of(reader)
+    if product is not None and product.bias is not None and product.bias[0] is given:
+        is_row = reader in roles.needs and reader not in roles.wants
+        return f"{where(reader)} adds it {'after the sum over the ranks' if is_row else 'and is whole'}"
+    if product is not None and reader in roles.dropped:
+        return f"{where(reader)}: {roles.dropped[reader]}; after it, {_after(reader, roles)}"
+    if reader in roles.needs:
+        return f"{where(reader)} needs the whole of it for each part; its gradient is summed"
+    if name_of(reader) == "embedding":
+        return f"{where(reader)} reads it in the same places on every rank"
+    return f"{where(reader)} works on what is whole on every rank"
 
 
-def _after(user: Node, roles: Roles) -> str:
-    """Say where a product's output stops being something that could be split."""
-    ahead, seen = list(user.users), {user}
+def _after(product: Node, roles: Roles) -> str:
+    """Say what keeps a product's output from being split."""
+    ahead, seen = list(product.users), {product}
     while ahead:
         node = ahead.pop(0)
-        if node in roles.stops or node in roles.dropped or node in roles.wants or node.op == "output":
-            known = roles.stops.get(node) or roles.dropped.get(node, "")
-            return f"; after it, {where(node)}: {known}" if known else ""
+        if node.op == "output":
+            return f"the model returns it ({roles.dropped.get(node, 'as it is')})"
+        if node in roles.wants or node in roles.needs:
+            return f"{where(node)} needs it whole"
+        if node in roles.stops:
+            return f"{where(node)}: {roles.stops[node]}"
+        if contraction_of(node) is not None:
+            return f"{where(node)} is whole as well"
         seen.add(node)
-        ahead += [other for other in node.users if other not in seen]
-        if len(seen) > 12:
-            break
-    return ""
+        ahead += [user for user in node.users if user not in seen]
+    return "nothing reads it"

@@ -86,7 +86,7 @@ class _Rewriter:
         self.group, self.mesh = group, mesh
         self.parts, self.rank = dist.get_world_size(group), dist.get_rank(group)
         self.trained = _trained(module)
-        self._made: dict[tuple[Node, Split | None], Node] = {}
+        self._made: dict[tuple[Node, Split | None, Node | None], Node] = {}
 
     def rewrite(self, *, keeps_logits_split: bool) -> None:
         """Rewrite the graph and its parameters."""
@@ -98,11 +98,15 @@ class _Rewriter:
             if node.op == "get_attr" and node in split:
                 self._shard(node)
             elif node in seeds or node in split:
+                is_row = node in seeds and seeds[node].kind == "row"
+                bias = self._without_bias(node) if is_row else None
                 if node in split:
                     adapt(node, self.roles, parts=self.parts, rank=self.rank)
                 self._connect(node)
-                if node in seeds:
-                    (self._end_row if seeds[node].kind == "row" else self._look_up)(node)
+                if is_row:
+                    self._end_row(node, bias)
+                elif node in seeds:
+                    self._look_up(node)
         for seed in outputs:
             if not keeps_logits_split:
                 self._gather(seed)
@@ -127,17 +131,13 @@ class _Rewriter:
             for kind in (owner._parameters, owner._buffers):
                 for name in [name for name, held in kind.items() if held is whole]:
                     kind[name] = part
-        users = list(node.users)
-        with self.graph.inserting_after(node):
-            mine = self.graph.call_function(local, (node,))
-        mine.meta = {**node.meta, "val": self._local_value(node.meta["val"], split)}
-        for user in users:
+        # Beside each reader, for what comes of a parameter alone must not travel from one pipeline stage to another.
+        for user in list(node.users):
+            with self.graph.inserting_before(user):
+                mine = self.graph.call_function(local, (node,))
+            mine.meta = {**_origin(user), "val": self._local_value(node.meta["val"], split)}
             user.replace_input_with(node, mine)
-        for needs in (self.roles.needs[user] for user in users if user in self.roles.needs):
-            assert isinstance(needs, dict)
-            if node in needs:
-                needs[mine] = needs.pop(node)
-        self.roles.wants[mine] = split
+            self.roles.wants[mine] = split
 
     def _connect(self, node: Node) -> None:
         """Give a split node each input as it needs it: split already, or cut from the whole, or whole."""
@@ -157,38 +157,45 @@ class _Rewriter:
         return self._once(source, None, user, spread, (source, self.group.group_name))
 
     def _cut(self, source: Node, split: Split, user: Node) -> Node:
-        if (source, split) in self._made:
-            return self._made[source, split]
         whole = self._whole(source, user)
+        if split.is_plain:
+            ((first, held),) = split.pieces(parts=self.parts, rank=self.rank)
+            return self._once(source, split, user, aten.slice.Tensor, (whole, split.dim, first, first + held))
         return self._once(source, split, user, part_of, (whole, split.dim, split.segments, self.parts, self.rank))
 
     def _once(self, source: Node, split: Split | None, user: Node, function: Callable[..., Any], args: Any) -> Node:
-        if (source, split) not in self._made:
+        """Return what a source becomes for split readers, made once; of a parameter beside each reader."""
+        key = (source, split, user if source.op == "get_attr" else None)
+        if key not in self._made:
             with self.graph.inserting_before(user):
                 made = self.graph.call_function(function, args)
             value = source.meta["val"]
             made.meta = {**_origin(user), "val": value if split is None else self._local_value(value, split)}
-            self._made[source, split] = made
-        return self._made[source, split]
+            self._made[key] = made
+        return self._made[key]
 
-    def _end_row(self, node: Node) -> None:
-        """Sum a row's output over the ranks, and add its bias once."""
-        name, bias = name_of(node), None
+    @staticmethod
+    def _without_bias(node: Node) -> Node | None:
+        """Take the bias off a row, and return it."""
+        name = name_of(node)
         if name in ("addmm", "baddbmm"):
-            bias, *factors = node.args
+            bias, *factors = node.args[:3]
             node.target = aten.mm.default if name == "addmm" else aten.bmm.default
-            node.args, node.kwargs = tuple(factors[:2]), {}
-        elif name == "linear" or name.startswith("conv"):
+            node.args, node.kwargs = tuple(factors), {}
+        else:
             bias = given(node, "bias")
             if bias is not None:
                 put(node, "bias", None)
+        assert bias is None or isinstance(bias, Node)
+        return bias
+
+    def _end_row(self, node: Node, bias: Node | None) -> None:
+        """Sum a row's output over the ranks, and add its bias once."""
         users = list(node.users)
         summed = self._after(node, node, total, (node, self.group.group_name))
-        if isinstance(bias, Node):
-            # The whole bias was given its way into a split region; after the sum it is the ranks' own again.
-            bias = bias.args[0] if bias.target is spread else bias
+        if bias is not None:
             at = summed
-            if name.startswith("conv"):
+            if name_of(node).startswith("conv"):
                 at = self._after(at, node, aten.reshape.default, (bias, [-1] + [1] * (len(shape(node)) - 2)))
                 at.meta["val"] = bias.meta["val"].reshape(at.args[1])
                 bias = at

@@ -213,6 +213,9 @@ class _Finder:
             return f"{where(readers[0])} needs it whole"
         if node.op == "get_attr":
             assert isinstance(want, Split)
+            is_state = any(name_of(user) == "batch_norm" for user in node.users)
+            if not is_state and not isinstance(tensor_of(self.module, node), nn.Parameter):
+                return "it is a constant, of which each rank takes its part"
             return want.refusal(self.parts) or (want, {})
         if node in rows:
             return "it is a sum over the ranks, which ends another split"

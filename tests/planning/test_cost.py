@@ -174,8 +174,8 @@ def test_a_slow_link_shows_what_backward_does_not_hide() -> None:
 def test_fsdp_updates_only_its_shard() -> None:
     whole, shard = step(job(data=4)), step(job(data=4, sharding="fsdp"))
 
-    # Whole copies read and write their gradients once more, into buckets: 12 passes for 10.
-    assert shard.optimizer == pytest.approx(whole.optimizer / 4 * 10 / 12)
+    # Whole copies read and write their gradients once more, into buckets: 9 passes for 7.
+    assert shard.optimizer == pytest.approx(whole.optimizer / 4 * 7 / 9)
 
 
 def test_groups_within_a_node_use_the_node() -> None:

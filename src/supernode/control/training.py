@@ -269,7 +269,7 @@ def _check_drill(job: JobSpec, layout: Layout) -> None:
     if (job.drill.kill_step or job.drill.slowness > 1) and job.drill.rank >= layout.ranks:
         raise SpecError(
             f"`drill.rank` is {job.drill.rank}, and the layout has {layout.ranks} ranks",
-            hint=f"choose 0 to {layout.ranks - 1}, or leave `drill` out.",
+            hint=f"choose 0 to {layout.ranks - 1}, or leave `drill.kill_step` and `drill.slowness` out.",
         )
 
 

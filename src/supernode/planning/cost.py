@@ -11,7 +11,7 @@ from supernode.forecast.pipeline import forward_shares
 from supernode.forecast.rates import card_of
 from supernode.forecast.times import accumulation_time, stage_parts, step_parts
 from supernode.hardware.machine import Machine
-from supernode.planning.memory import moments, strategy_of, trainer
+from supernode.planning.memory import moments, strategy_of, trainer, with_state
 from supernode.planning.work import shape_of
 from supernode.schema.model import DecoderShape
 from supernode.schema.plan import Plan, Stage, StepTime
@@ -19,7 +19,7 @@ from supernode.workload.flops import token_flops
 from supernode.workload.shape import decoder_shape
 from supernode.workload.strategy import Software, Strategies
 
-# Our own trainer as it is without a job at hand: AdamW in bfloat16, gradients clipped.
+# Our own trainer as it is without a job at hand: AdamW in bfloat16, nothing clipped.
 TRAINER = trainer()
 
 
@@ -118,10 +118,10 @@ def software_of(plan: Plan, machine: Machine) -> Software:
     """Return what our trainer does on the plan's job, as far as time depends on it."""
     job = plan.job
     does = trainer(
-        precision=job.precision, clips=job.optimizer.clip > 0, moments=moments(plan),
+        precision=job.precision, clips=job.optimizer.clip > 0, moments=moments(job),
         copies=plan.layout.data > 1 and plan.layout.sharding == "replicas",
     )  # fmt: skip
-    return with_sums(does, strategy_of(plan), is_core=machine.card.kind == "cpu")
+    return with_sums(with_state(does, job), strategy_of(plan), is_core=machine.card.kind == "cpu")
 
 
 def with_sums(does: Software, ways: Strategies, *, is_core: bool) -> Software:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from supernode.forecast.efficiency import precision_index
 from supernode.forecast.memory import memory_parts
 from supernode.planning.work import ELEMENT_BYTES, shape_of
+from supernode.schema.job import JobSpec
 from supernode.schema.plan import MemoryUse, Plan, Stage
 from supernode.workload.shape import decoder_shape
 from supernode.workload.strategy import (
@@ -22,6 +24,8 @@ from supernode.workload.strategy import (
     make_strategies,
 )
 
+BLOCK = 256
+"""Moments in 8 bits that share a scale, as `precision.moments` has them."""
 SCHEDULES = {"gpipe": GPIPE, "1f1b": ONE_F_ONE_B, "interleaved": INTERLEAVED, "zero_bubble": ZERO_BUBBLE}
 RECOMPUTES = {"none": NO_RECOMPUTE, "selective": SELECTIVE, "full": FULL}
 
@@ -29,22 +33,38 @@ RECOMPUTES = {"none": NO_RECOMPUTE, "selective": SELECTIVE, "full": FULL}
 def memory_use(plan: Plan) -> MemoryUse | None:
     """Return the estimate for the fullest card; None for the user's own module.
 
-    Weights, gradients and moments are all of the job's precision, as PyTorch's optimizers keep them. The driver's own
-    memory and what the allocator loses to fragments are not counted.
+    Weights, gradients and moments are all of the job's precision, as PyTorch's optimizers keep them, unless the job says
+    otherwise. The driver's own memory and what the allocator loses to fragments are not counted.
     """
     shape = shape_of(plan)
     if shape is None:
         return None
-    does = trainer(precision=plan.job.precision, moments=moments(plan), drops=shape.dropout > 0)
+    does = trainer(precision=plan.job.precision, moments=moments(plan.job), drops=shape.dropout > 0)
+    does = with_state(does, plan.job)
     held = memory_parts(decoder_shape(shape), strategy_of(plan), does)
     names = ("weights", "gradients", "optimizer", "activations", "workspace")
     return MemoryUse(**{name: round(float(getattr(held, name))) for name in names})
 
 
-def moments(plan: Plan) -> int:
+def moments(job: JobSpec) -> int:
     """Return how many numbers per parameter the optimizer keeps."""
-    spec = plan.job.optimizer
-    return 2 if spec.name == "adamw" else int(spec.momentum > 0)
+    return 2 if job.optimizer.name == "adamw" else int(job.optimizer.momentum > 0)
+
+
+def moment_bytes(job: JobSpec) -> float:
+    """Return the bytes of one moment of a weight: in 8 bits, a byte and its part of a block's scale."""
+    return {"same": ELEMENT_BYTES[job.precision], "float32": 4.0, "float8": 1 + 1 / BLOCK}[job.optimizer.state]
+
+
+def with_state(does: Software, job: JobSpec) -> Software:
+    """Return our trainer with the weights, moments and updates that the job asks for."""
+    spec, element, each = job.optimizer, ELEMENT_BYTES[job.precision], moment_bytes(job)
+    is_own = spec.in_backward or spec.rounding != "nearest" or spec.state != "same" or job.precision == "float16"
+    moved = 2 * does.moments * (each - element)
+    return replace(
+        does, weight_bytes=element, moment_bytes=each, early=spec.in_backward, gradient_bytes=element,
+        update_bytes=does.update_bytes + moved, copies_update=does.copies_update and not is_own,
+    )  # fmt: skip
 
 
 def strategy_of(plan: Plan) -> Strategies:
@@ -59,9 +79,14 @@ def strategy_of(plan: Plan) -> Strategies:
         recompute=RECOMPUTES[layout.recompute],
         sharding=3 if layout.sharding == "fsdp" and layout.data > 1 else 0, micro_batch=plan.micro_batch,
         batch=plan.micro_batch * plan.micro_batches * layout.data, sequence=plan.job.data.sequence,
-        schedule=SCHEDULES[layout.schedule], precision=precision_index(plan.job.precision),
+        schedule=SCHEDULES[layout.schedule], precision=precision_index(product_precision(plan.job)),
         fullest=most, last=last,
     )  # fmt: skip
+
+
+def product_precision(job: JobSpec) -> str:
+    """Return the precision of the job's matrix products."""
+    return "float8" if job.arithmetic == "float8" else job.activations
 
 
 def held_layers(stages: Sequence[Stage], *, pipeline: int) -> tuple[int, int]:
@@ -73,7 +98,7 @@ def held_layers(stages: Sequence[Stage], *, pipeline: int) -> tuple[int, int]:
 
 
 def trainer(
-    *, precision: str = "bfloat16", clips: bool = True, moments: int = 2, copies: bool = False, drops: bool = False
+    *, precision: str = "bfloat16", clips: bool = False, moments: int = 2, copies: bool = False, drops: bool = False
 ) -> Software:
     """Return what our own trainer does: eager PyTorch with `scaled_dot_product_attention`.
 

@@ -11,10 +11,10 @@ from supernode.hardware.machine import Machine
 from supernode.planning.cost import flops_per_step, step_time
 from supernode.planning.cut import cut_stages
 from supernode.planning.layout import resolve_layout
-from supernode.planning.memory import memory_use
-from supernode.planning.traced import cut_traced, stage_names, traced_memory, traced_step_time
+from supernode.planning.memory import memory_use, product_precision
+from supernode.planning.traced import cut_traced, pieces_of, stage_names, traced_memory, traced_step_time
 from supernode.planning.work import block_forward_flops, head_forward_flops, with_vocabulary
-from supernode.schema.job import JobSpec
+from supernode.schema.job import JobSpec, OptimizerSpec
 from supernode.schema.plan import Layout, MemoryUse, Plan, Stage
 from supernode.schema.trace import ModelTrace
 from supernode.units import show, show_bytes, show_seconds
@@ -37,9 +37,10 @@ def make_plan(
 
     Raises:
         SpecError: the job cannot be laid out on so many cards.
-        CapacityError: a card's memory would not hold its part.
+        CapacityError: a card's memory would not hold its part, or it has no products in the precision asked for.
     """
     at_hand = _check_cards(machine, cards)
+    _check_products(job, machine)
     plan = _draft(job, machine, at_hand, vocabulary, trace)
     memory = memory_use(plan) or traced_memory(plan)
     notes = list(_notes(plan, machine, at_hand, memory))
@@ -63,6 +64,7 @@ def explain(plan: Plan) -> list[tuple[str, str]]:
         ("batch", f"{plan.job.batch} samples = {plan.layout.data} × {plan.micro_batches} × {plan.micro_batch}"
                   " (data × micro-batches × samples)"),
     ]  # fmt: skip
+    rows.append(("optimizer", optimizer_words(plan.job.optimizer)))
     if plan.layout.pipeline > 1:
         rows.append(("schedule", plan.layout.schedule))
     if plan.trace is not None and len(plan.stages) > 1:
@@ -85,12 +87,48 @@ def explain(plan: Plan) -> list[tuple[str, str]]:
     return rows + [("note", note) for note in plan.notes]
 
 
+def optimizer_words(spec: OptimizerSpec) -> str:
+    """Return all that moves the weights in a line; what is not in it is off.
+
+    >>> optimizer_words(OptimizerSpec(clip=1.0, warmup=10, decay="cosine"))
+    'adamw, rate 0.001 after 10 steps, cosine to 0.0001, betas 0.9 and 0.95, epsilon 1e-08, clipped at norm 1'
+    """
+    words = [f"{spec.name}, rate {spec.learning_rate:g}" + f" after {spec.warmup} steps" * (spec.warmup > 0)]
+    if spec.decay != "none":
+        words.append(f"{spec.decay} to {spec.final_ratio * spec.learning_rate:g}")
+    if spec.name == "sgd":
+        words.append(f"momentum {spec.momentum:g}")
+    else:
+        words.append(f"betas {spec.betas[0]:g} and {spec.betas[1]:g}, epsilon {spec.epsilon:g}")
+    if spec.weight_decay:
+        words.append(f"weight decay {spec.weight_decay:g}")
+    if spec.clip:
+        words.append(f"clipped at norm {spec.clip:g}")
+    if spec.state != "same":
+        words.append(f"moments in {spec.state}")
+    if spec.rounding != "nearest":
+        words.append("weights rounded by chance")
+    if spec.in_backward:
+        words.append("updated in backward")
+    return ", ".join(words)
+
+
 def _wall(machine: Machine) -> float:
     """Return the bytes above which a card's part does not fit.
 
     A core's share of the host's memory is no wall: neighbours may need less. All of it is one.
     """
     return machine.card.memory * (machine.card_count if machine.card.kind == "cpu" else USABLE)
+
+
+def _check_products(job: JobSpec, machine: Machine) -> None:
+    """Check that the card multiplies in 8 bits, if the job asks for it; a CPU does, slower than in 16."""
+    card = machine.card
+    if job.arithmetic == "float8" and card.kind != "cpu" and "float8" not in card.flops:
+        raise CapacityError(
+            f"{card.name} has no products in float8 ({', '.join(card.flops)})",
+            hint="leave out `arithmetic`, or take a card that has, such as H100.",
+        )
 
 
 def _check_cards(machine: Machine, cards: tuple[int, ...] | None) -> tuple[int, ...]:
@@ -125,6 +163,7 @@ def _draft(job: JobSpec, machine: Machine, cards: tuple[int, ...], vocabulary: i
         stages=_placeholders(layout),
     )
     if shape is None and trace is not None:
+        trace = pieces_of(trace, layout)
         return replace(
             draft,
             stages=cut_traced(job, layout, trace, machine, micro_batch=draft.micro_batch),
@@ -174,8 +213,9 @@ def _notes(plan: Plan, machine: Machine, at_hand: tuple[int, ...], memory: Memor
     if memory is None:
         yield "the model is your own: its stages are cut, and its memory and time known, once it is built."
         return
-    if plan.job.precision not in machine.card.flops:
-        yield f"nothing is known of {machine.card.name} in {plan.job.precision}; its slowest precision is taken."
+    precision = product_precision(plan.job)
+    if precision not in machine.card.flops:
+        yield f"nothing is known of {machine.card.name} in {precision}; its slowest precision is taken."
     yield from doubts(plan, machine)
     if memory.total > USABLE * machine.card.memory:  # on cores alone; see `_wall`
         yield f"the fullest rank needs about {show_bytes(memory.total)}, and a core's share of memory is " \

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 from supernode.errors import SpecError
 from supernode.planning.cost import with_sums
 from supernode.planning.cut import cut_stages
-from supernode.planning.memory import held_layers, trainer
+from supernode.planning.memory import held_layers, trainer, with_state
 from supernode.schema.job import JobSpec
 from supernode.schema.spread import Parallelism
 from supernode.search.search import Choice
@@ -43,7 +43,7 @@ def runnable_space(space: Space, job: JobSpec | None = None, *, is_core: bool = 
     """Return the part of a space that our trainer can run, with what its software does.
 
     Args:
-        job: whose optimizer and dropout are taken; None for AdamW with clipped gradients.
+        job: whose optimizer and dropout are taken; None for AdamW, unclipped.
         is_core: cards are a computer's cores, which do not compute while they send.
 
     Raises:
@@ -67,6 +67,9 @@ def runnable_space(space: Space, job: JobSpec | None = None, *, is_core: bool = 
         precision=precision, clips=spec.clip > 0, drops=shape is not None and shape.dropout > 0,
         moments=2 if spec.name == "adamw" else int(spec.momentum > 0),
     )  # fmt: skip
+
+    if job is not None and job.precision == precision:
+        ours = with_state(ours, job)
 
     def does(software: Software, ways: Strategies) -> Software:
         summed = with_sums(software, ways, is_core=is_core)

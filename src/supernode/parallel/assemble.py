@@ -149,11 +149,17 @@ def _shard(units: list[nn.Module], place: Place | None) -> None:
         return
     # Weights' gradients that are put off are written to whole weights, which must last from forward to then.
     lasts = place.layout.schedule == "zero_bubble" and place.layout.pipeline > 1
+    apart = place.expert_copies  # of the ranks that hold the same experts
     for unit in units:
-        mesh = place.copies
-        if isinstance(unit, Experts) and place.expert_copies is not None:
-            mesh = place.expert_copies  # Of one rank where every expert is on one alone; then nothing is cut further.
-        fully_shard(unit, mesh=mesh, reshard_after_forward=False if lasts else None)
+        experts = [part for part in unit.modules() if isinstance(part, Experts)] if apart is not None else []
+        is_alone = apart is not None and apart.size() == 1
+        if experts == [unit] and is_alone:
+            continue
+        fully_shard(
+            unit, mesh=apart if apart is not None and experts == [unit] else place.copies,
+            reshard_after_forward=False if lasts else None,
+            ignored_params={p for part in experts for p in part.parameters()} if is_alone else None,
+        )  # fmt: skip
         assert isinstance(unit, FSDPModule)
         # Sums everywhere; the step divides once, by the tokens that count.
         unit.set_gradient_divide_factor(1.0)

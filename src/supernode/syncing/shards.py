@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from supernode.axes.tensor import local
 
@@ -97,11 +97,7 @@ def _is_read_early(parameter: nn.Parameter) -> bool:
 
 
 def _own(module: nn.Module) -> list[nn.Parameter]:
-    """Return the parameters that a sharded module gathers itself, and not by a sharded one inside it."""
-    inside = {
-        parameter
-        for other in module.modules()
-        if other is not module and isinstance(other, FSDPModule)
-        for parameter in other.parameters()
-    }
-    return [parameter for parameter in module.parameters() if parameter.requires_grad and parameter not in inside]
+    """Return the parameters that a sharded module gathers itself: not a sharded one inside it, and not nobody."""
+    groups = fully_shard.state(module)._fsdp_param_groups  # type: ignore[attr-defined]
+    own = [held.sharded_param for group in groups for held in group.fsdp_params]
+    return [parameter for parameter in own if parameter.requires_grad]

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from supernode.parallel.chance import seed_for
@@ -53,13 +54,18 @@ def optimizer_for(job: JobSpec, named: Mapping[str, nn.Parameter]) -> torch.opti
 
 
 def _groups(spec: OptimizerSpec, parameters: Sequence[nn.Parameter]) -> list[dict[str, Any]]:
-    """Return torch's groups: matrices decay, vectors (norms, biases) do not."""
-    groups = [
-        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": spec.weight_decay},
-        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+    """Return torch's groups: matrices decay, vectors (norms, biases) do not.
+
+    Parameters that are cut over other ranks have a group of their own, since torch updates a group in one operation.
+    """
+    alike: dict[tuple[bool, DeviceMesh | None], list[nn.Parameter]] = {}
+    for p in parameters:
+        alike.setdefault((p.ndim >= 2, p.device_mesh if isinstance(p, DTensor) else None), []).append(p)
+    groups: list[dict[str, Any]] = [
+        {"params": held, "weight_decay": spec.weight_decay if decays else 0.0} for (decays, _), held in alike.items()
     ]
     # A pipeline stage may have nothing to train, and torch wants something: a parameter without elements.
-    return [group for group in groups if group["params"]] or [{"params": [nn.Parameter(torch.empty(0))]}]
+    return groups or [{"params": [nn.Parameter(torch.empty(0))]}]
 
 
 def build_optimizer(spec: OptimizerSpec, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:

@@ -72,6 +72,11 @@ class Scaled(nn.Linear):
     def forward(self, x): return super().forward(x) * self.scale
 
 def scaled(): return Scaled()
+class Idle(nn.Linear):
+    def __init__(self):
+        super().__init__(6, 2)
+        self.idle = nn.Linear(6, 2)
+def with_idle_parts(): return Idle()
 def regression(): return nn.Linear(6, 2)
 def squares(output, target): return (output - target).square().sum()
 def not_a_model(): return "model"
@@ -145,6 +150,15 @@ def test_uncommon_models_learn_on_several_cards_what_they_learn_on_one(
     # bfloat16 keeps 8 bits: gradients of two halves, each rounded, differ from the whole's by up to 1 / 256.
     tolerance = 1e-5 if precision == "float32" else 1e-2
     assert workshop.losses(tmp_path / "many") == pytest.approx(workshop.losses(tmp_path / "one"), rel=tolerance)
+
+
+@pytest.mark.parametrize("layout", [{"data": 1}, {"data": 2}])
+def test_parameters_that_no_gradient_comes_to_are_named(
+    workshop: Any, tmp_path: Path, file: Path, layout: dict[str, Any]
+) -> None:
+    workshop.run(job(workshop, file, "with_idle_parts", "classes", layout, steps=2), tmp_path / "run")
+
+    assert status(tmp_path / "run").notes["parameters without a gradient"] == "idle.weight, idle.bias"
 
 
 def test_what_a_data_set_draws_at_random_is_the_same_on_every_layout(workshop: Any, tmp_path: Path, file: Path) -> None:

@@ -65,6 +65,7 @@ class Stepper:
         self.trained = [parameter for _, parameter in parts.parameters() if parameter.requires_grad]
         held = copies(parts, place)
         self._norms: dict[nn.Parameter, Tensor] = {}
+        self._idle: set[nn.Parameter] = set()
         self._by_copies: dict[int, list[nn.Parameter]] = {}
         for parameter in self.trained:
             self._by_copies.setdefault(held[parameter], []).append(parameter)
@@ -187,6 +188,7 @@ class Stepper:
         for parameter in parameters:
             settle(parameter)
             if parameter.grad is None:
+                self._idle.add(parameter)
                 parameter.grad = torch.zeros_like(parameter)
         grads = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
         if grads:
@@ -195,8 +197,8 @@ class Stepper:
 
     @property
     def unused(self) -> list[str]:
-        """Names of trained parameters that no copy's first step came to: only weight decay moves them."""
-        idle = set(self.replicas.unused) if self.replicas is not None else set()
+        """Names of trained parameters that some step's backward did not come to on any copy; they only decay."""
+        idle = self._idle | (set(self.replicas.unused) if self.replicas is not None else set())
         return [name for name, parameter in self.parts.parameters() if parameter in idle]
 
     @torch.no_grad()

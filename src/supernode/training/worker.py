@@ -152,7 +152,7 @@ class _Run:
 
     def go(self, step: int) -> None:
         """Take the steps that are left."""
-        stopping = False
+        stopping, begun_at = False, step
         while step < self.job.steps and not stopping:
             begun = time.perf_counter()
             asked = self.is_first and self.channel.asked_to_stop()
@@ -164,6 +164,8 @@ class _Run:
                     "step", step=step, loss=outcome.loss, seconds=time.perf_counter() - begun,
                     tokens=self._tokens(step - 1), norm=outcome.norm, rate=outcome.rate, parts=outcome.parts,
                 )  # fmt: skip
+                if begun_at == step - 1 and (idle := self.stepper.unused):
+                    self.channel.send("note", name="parameters without a gradient", value=", ".join(idle))
             else:
                 self.channel.send("beat", step=step)
             last = step == self.job.steps

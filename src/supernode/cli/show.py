@@ -159,6 +159,8 @@ def status(state: RunState, *, as_json: bool) -> None:
                      f"{sum(same for _, same in state.repeats)} with the same loss"),
         ("checkpoints", ", ".join(name for _, name in state.checkpoints) or "none"),
     ]  # fmt: skip
+    if state.skipped:
+        rows.append(("skipped", f"{state.skipped} steps whose gradients overflowed in float16"))
     rows += [
         (show_seconds(incident.time), f"{incident.what} {incident.detail}".strip()) for incident in state.incidents[-8:]
     ]
@@ -187,6 +189,8 @@ def report(value: Report, *, as_json: bool) -> None:
             f"{value.failures}; {value.repeats} steps done again, {value.repeats_identical} with the same loss",
         ),
     ]
+    if value.skipped:
+        rows.append(("skipped", f"{value.skipped} steps whose gradients overflowed in float16"))
     if value.sample:
         rows.append(("sample", value.sample))
     table(value.name, rows)

@@ -94,15 +94,20 @@ def _rank_parts(
     logits = ways.tokens * model.vocabulary / ways.tensor * ((ways.element + 4) * pending + ways.element)
     logits = logits if is_last else np.where(ways.pipeline > 1, 0, logits)
     anew = np.where(ways.recompute == FULL, layer, 0)
-    wide = np.where(software.master_copy, WIDE_BYTES, ways.element)
+    element = software.weight_bytes or ways.element
+    wide = np.where(software.master_copy, WIDE_BYTES, element)
+    copied = np.where(software.master_copy & (wide > element), WIDE_BYTES, 0)
     # Where the strategy does not say, activations are spread evenly.
     each = kept * np.where((ways.fullest > 0) | is_last, share, 1 / ways.pipeline)
     activations, gradients = each * _in_flight(ways, is_last=is_last), held(2) * wide
+    if software.early:  # One at a time, through more micro-batches all; the largest is an embedding.
+        ends = np.minimum(model.vocabulary * model.width / ways.tensor * element, gradients)
+        gradients, anew = np.where(ways.micro_batches == 1, 0, gradients), np.maximum(anew, ends)
     updating = np.maximum(gradients - activations, 0) if software.copies_update else 0
     parts = MemoryParts(
-        weights=(held(3) + gathered) * ways.element,
+        weights=(held(3) + gathered) * element,
         gradients=gradients,
-        optimizer=held(1) * (software.moments * wide + np.where(wide > ways.element, WIDE_BYTES, 0)),
+        optimizer=held(1) * (software.moments * (software.moment_bytes or wide) + copied),
         activations=activations,
         workspace=np.maximum(np.maximum(logits, anew), updating),
     )

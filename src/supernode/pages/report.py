@@ -70,6 +70,7 @@ def make_report(state: RunState) -> Report:
         losses=dict(state.losses),
         held_out=dict(state.held_out),
         incidents=state.incidents,
+        skipped=state.skipped,
         sample=str(state.notes.get("sample", "")),
     )
 
@@ -149,6 +150,8 @@ def _head(report: Report, state: RunState) -> str:
         ("failures", f"{report.failures}"),
         ("repeated steps with the same loss", f"{report.repeats_identical} of {report.repeats}"),
     ]
+    if report.skipped:
+        figures.append(("steps skipped for overflow in float16", f"{report.skipped}"))
     items = "".join(f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>" for name, value in figures)
     where = f"<p>{escape(report.machine)} · {escape(report.layout)}</p>"
     return f"<header><h1>{escape(report.name)}</h1>{where}{told}{hint}<dl>{items}</dl></header>"

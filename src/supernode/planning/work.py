@@ -8,7 +8,7 @@ from supernode.schema.job import JobSpec
 from supernode.schema.model import DecoderShape
 from supernode.schema.plan import Layout, Plan
 
-ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
+ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of one element by precision."""
 
 
@@ -29,7 +29,7 @@ def share(size: int, cards: int) -> int:
 
 
 def block_matrix(shape: DecoderShape, tensor: int) -> int:
-    """Return the elements of one block's matrices on the card that holds most of them."""
+    """Return the elements of those of one block's matrices that a token meets, on the card that holds most of them."""
     attention = shape.width * shape.head_width * (2 * shape.heads + 2 * shape.key_heads) // tensor
     visited = shape.experts_per_token if shape.experts else 1
     return attention + 3 * shape.width * share(shape.inner, tensor) * visited + shape.width * shape.experts

@@ -41,8 +41,7 @@ def draw(key: int, places: Tensor) -> Tensor:
     bits = places + _signed(key)
     _fold(bits, 16).mul_(_FIRST)
     _fold(bits, 15).bitwise_xor_(_signed(key >> 32)).mul_(_SECOND)
-    _fold(bits, 16).mul_(_FIRST)
-    return _fold(bits, 15)
+    return _fold(bits, 16)
 
 
 def redraw(bits: Tensor) -> Tensor:

@@ -155,7 +155,7 @@ def _stepped(state: RunState, event: StepDone, time: float) -> RunState:
     return replace(
         state, step=step, losses=losses, step_seconds=seconds, parts=parts, rate=event.rate, norm=event.norm,
         updated=time, spent_seconds=state.spent_seconds + event.seconds,
-        spent_tokens=state.spent_tokens + event.tokens,
+        spent_tokens=state.spent_tokens + event.tokens, skipped=state.skipped + event.skipped,
         repeat_seconds=state.repeat_seconds + (event.seconds if is_repeat else 0.0),
         drilled=state.drilled or (0 < drill.kill_step == event.step and event.incarnation == state.incarnation),
     )  # fmt: skip

@@ -51,6 +51,7 @@ class StepDone:
         parts: seconds by part of the step: data, compute, sync, optimizer, wait.
         norm: of the whole gradient, before clipping.
         rate: learning rate.
+        skipped: its gradients overflowed in float16, so that no weight has moved.
     """
 
     step: int
@@ -61,6 +62,7 @@ class StepDone:
     norm: float
     rate: float
     parts: Mapping[str, float]
+    skipped: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

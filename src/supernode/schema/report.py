@@ -36,6 +36,7 @@ class RunState:
         busy: by rank, seconds of a step's passes at the last look.
         slow: ranks that are slow, and how many times their peers' time they take.
         moving: the plan that the ranks start again with once they have saved and left; None most of the time.
+        skipped: steps whose gradients overflowed in float16, so that no weight moved.
         started: Unix time at which the run was accepted.
         updated: Unix time of the newest event.
     """
@@ -61,6 +62,7 @@ class RunState:
     stopping: bool = False
     drilled: bool = False
     saves: int = 0
+    skipped: int = 0
     spent_seconds: float = 0.0
     spent_tokens: int = 0
     repeat_seconds: float = 0.0
@@ -108,4 +110,5 @@ class Report:
     held_out: Mapping[int, float]
     incidents: tuple[Incident, ...]
     sample: str = ""
+    skipped: int = 0
     folder: str = ""

@@ -151,7 +151,7 @@ class SimulatedBackend:
     def _saved(self, plan: Plan, step: int) -> Saved:
         name = f"step-{step:08d}"
         self._steps[name] = step
-        nbytes = plan.parameters * ELEMENT_BYTES[plan.job.precision] * (1 + moments(plan))
+        nbytes = plan.parameters * ELEMENT_BYTES[plan.job.precision] * (1 + moments(plan.job))
         return Saved(step=step, checkpoint=name, nbytes=nbytes, seconds=self._save)
 
     def _lost(self, rank: int, reason: str) -> RankLost:

@@ -159,6 +159,9 @@ class Software:
         master_copy: weights of 16 bits have a float32 copy, and gradients and moments are of float32; else all are of
             the weights' own precision.
         moments: numbers that the optimizer keeps for each weight.
+        weight_bytes: of one weight and of its gradient, where activations are of another size; 0: as these.
+        moment_bytes: of one moment, with its part of a block's scale; 0: as the weights, or their float32 copy.
+        early: weights are updated in the backward of a step's only micro-batch, and gradients let go one by one.
         copies_update: the update makes one temporary as large as the gradients, when activations are free (torch.optim,
             foreach).
     """
@@ -200,4 +203,7 @@ class Software:
     gathers_by_layer: bool = False
     master_copy: bool = True
     moments: int = 2
+    weight_bytes: float = 0.0
+    moment_bytes: float = 0.0
+    early: bool = False
     copies_update: bool = False

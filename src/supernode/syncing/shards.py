@@ -1,9 +1,10 @@
-"""When do the gradients of sharded weights leave? During backward, also where PyTorch's sharding would wait."""
+"""When do sharded weights and their gradients travel? Beside the passes, also where PyTorch's sharding would wait."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -14,11 +15,12 @@ from supernode.axes.tensor import local
 
 
 class ShardSync:
-    """Lets the reduce-scatters of FSDP2 travel while backward goes on, and waits for them at the end.
+    """Lets what FSDP2 sends travel while the passes go on, and waits for gradients at the end of backward.
 
-    On a GPU they run on a stream of their own and need no help. On gloo each would hold backward up until it is done,
-    though nothing reads what it yields before the step's end: FSDP2 hands out views of its output as gradients. Where
-    something does read it early (a gradient that is there already and is added to, a hook) it is waited for at once.
+    On a GPU all of it runs on streams of their own and needs no help. On gloo each reduce-scatter would hold backward
+    up until it is done, though nothing reads what it yields before the step's end: FSDP2 hands out views of its output
+    as gradients. Where something does read it early (a gradient that is there already and is added to, a hook) it is
+    waited for at once. Likewise weights are gathered one module ahead, forward and backward.
 
     Args:
         modules: sharded modules; their gradients must travel in the type that they have, and be summed, not divided.
@@ -34,6 +36,11 @@ class ShardSync:
             self._parameters += own
             if own and own[0].device.type == "cpu":
                 module.set_custom_reduce_scatter(_ReduceScatter(self, own))  # type: ignore[arg-type]
+                module._set_unshard_async_op(overlap)  # documented, for want of streams
+            if overlap:
+                inside = [other for other in module.modules() if other is not module and isinstance(other, FSDPModule)]
+                for one, following in pairwise(inside):
+                    one.set_modules_to_forward_prefetch([following])
 
     def __len__(self) -> int:
         return len(self._pending)

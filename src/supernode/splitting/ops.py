@@ -64,11 +64,13 @@ def wrap(dim: int, rank: int) -> int:
 def where(node: Node) -> str:
     """Name a node for people: the operation, the module that it is in, and the user's line."""
     stack = node.meta.get("nn_module_stack") or {}
-    module = next((path for path, _ in reversed(list(stack.values())) if path), "")
-    lines = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines() if 'File "' in line]
+    # What is exported is the module inside one of our own, under the name `model`.
+    module = next((path for path, _ in reversed(list(stack.values())) if path), "").removeprefix("model").lstrip(".")
+    frames = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines() if 'File "' in line]
+    own = [frame for frame in frames if str(Path(torch.__file__).parent) not in frame]
     line = ""
-    if lines:
-        file, _, rest = lines[-1].removeprefix('File "').partition('", line ')
+    if own:
+        file, _, rest = own[-1].removeprefix('File "').partition('", line ')
         line = f"{Path(file).name}, line {rest.split(',')[0]}"
-    about = ", ".join(part for part in (f"in {module}" if module else "", line) if part)
+    about = ", ".join(part for part in (module, line) if part)
     return f"`{name_of(node)}`" + (f" ({about})" if about else "")

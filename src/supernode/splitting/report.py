@@ -118,9 +118,11 @@ def _why(node: Node | None, roles: Roles) -> str:
     product = contraction_of(reader)
     if product is not None and product.bias is not None and product.bias[0] is given:
         is_row = reader in roles.needs and reader not in roles.wants
-        return f"{where(reader)} adds it {'after the sum over the ranks' if is_row else 'and is whole'}"
+        return f"{where(reader)} {'adds it after the sum over the ranks' if is_row else 'is whole'}"
     if product is not None and reader in roles.dropped:
-        return f"{where(reader)}: {roles.dropped[reader]}; after it, {_after(reader, roles)}"
+        return (
+            f"{where(reader)} can neither end a split ({roles.dropped[reader]}) nor begin one ({_after(reader, roles)})"
+        )
     if reader in roles.needs:
         return f"{where(reader)} needs the whole of it for each part; its gradient is summed"
     if name_of(reader) == "embedding":
@@ -134,7 +136,7 @@ def _after(product: Node, roles: Roles) -> str:
     while ahead:
         node = ahead.pop(0)
         if node.op == "output":
-            return f"the model returns it ({roles.dropped.get(node, 'as it is')})"
+            return "the model returns it, and its last dim cannot be cut"
         if node in roles.wants or node in roles.needs:
             return f"{where(node)} needs it whole"
         if node in roles.stops:

@@ -242,8 +242,9 @@ class _Finder:
                 columns = columns or any(operand in roles.wants for operand in sources)
         if columns:
             return ""
-        reasons = [f"{where(node)}: {roles.stops[node]}" for node in ends if node in roles.stops]
-        return f"nothing before it can be split with it ({reasons[0]})" if reasons else "nothing is before it"
+        inputs = any(node.op == "placeholder" for node in ends)
+        reasons = [f"{where(node)}: {roles.stops[node]}" for node in ends if node in roles.stops and not inputs]
+        return reasons[0] if reasons else "it reads the model's input" if inputs else "it reads a constant"
 
     def _behind(self, seed: Seed, roles: Roles) -> list[Node]:
         weight = {operand for operand in seed.needs if parameter_behind(operand, self.module) is not None}

@@ -16,12 +16,12 @@ from supernode.schema.plan import StepTime
 from supernode.schema.report import Report, RunState
 from supernode.units import show, show_seconds
 
-_PARTS = ("compute", "tensor", "pipeline", "data", "optimizer", "overhead")
+_PARTS = ("compute", "tensor", "context", "expert", "pipeline", "data", "optimizer", "overhead")
 # What is predicted and what a rank can time are cut differently: forward and backward are one lap, with all that is
 # waited for inside; `wait` is the meeting of all ranks that clipping needs.
 _BESIDE: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("whole step", ("total",), ("total",)),
-    ("forward and backward", ("compute", "tensor", "pipeline", "overhead"), ("compute",)),
+    ("forward and backward", ("compute", "tensor", "context", "expert", "pipeline", "overhead"), ("compute",)),
     ("synchronising gradients", ("data",), ("sync",)),
     ("clipping and update", ("optimizer",), ("wait", "optimizer")),
     ("reading data", (), ("data",)),

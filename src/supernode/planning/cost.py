@@ -28,9 +28,9 @@ class StageTime:
     """Seconds that one micro-batch takes in one stage.
 
     Attributes:
-        forward: computing, without the tensor axis.
+        forward: computing, without waiting for axes.
         backward: likewise.
-        tensor_forward: all-reduces over the tensor axis, which nothing hides.
+        tensor_forward: what a pass waits for its axes (tensor, context, expert), which nothing hides.
         tensor_backward: likewise.
     """
 
@@ -42,7 +42,7 @@ class StageTime:
 
     @property
     def computing(self) -> float:
-        """Forward and backward, without the tensor axis."""
+        """Forward and backward, without waiting for axes."""
         return self.forward + self.backward
 
     @property
@@ -69,7 +69,10 @@ def stage_times(plan: Plan, machine: Machine) -> tuple[StageTime, ...]:
     model, ways = decoder_shape(shape), strategy_of(plan)
     software, card = software_of(plan, machine), at_work(plan, machine)
     one = stage_parts(model, ways, card, software)
-    ahead = float(forward_shares(ways, software)["tensor"])
+    ahead = forward_shares(ways, software)
+    waits = {"tensor": one.tensor, "context": one.context, "expert": one.expert}
+    early = sum(float(wait * ahead[axis]) for axis, wait in waits.items())
+    late = sum(float(wait) for wait in waits.values()) - early
     adding = plan.layout.pipeline * float(accumulation_time(model, ways, card, software))
     made = []
     for stage in plan.stages:
@@ -81,8 +84,8 @@ def stage_times(plan: Plan, machine: Machine) -> tuple[StageTime, ...]:
                 stage=stage,
                 forward=float(share * one.body.forward + ends),
                 backward=float(share * (one.body.backward + adding) + back),
-                tensor_forward=float(share * one.tensor * ahead),
-                tensor_backward=float(share * one.tensor * (1 - ahead)),
+                tensor_forward=share * early,
+                tensor_backward=share * late,
             )
         )
     return tuple(made)
@@ -111,6 +114,8 @@ def step_time(plan: Plan, machine: Machine) -> StepTime | None:
         data=float(parts.data),
         optimizer=float(parts.optimizer),
         overhead=float(parts.step + parts.host),
+        context=float(parts.context),
+        expert=float(parts.expert),
     )
 
 
@@ -119,7 +124,7 @@ def software_of(plan: Plan, machine: Machine) -> Software:
     job = plan.job
     does = trainer(
         precision=job.precision, clips=job.optimizer.clip > 0, moments=moments(job),
-        copies=plan.layout.data > 1 and plan.layout.sharding == "replicas",
+        copies=plan.layout.copies > 1 and plan.layout.sharding == "replicas",
     )  # fmt: skip
     return with_sums(with_state(does, job), strategy_of(plan), is_core=machine.card.kind == "cpu")
 

@@ -77,7 +77,7 @@ def strategy_of(plan: Plan) -> Strategies:
         context=layout.context, expert=layout.expert, expert_tensor=layout.tensor if has_experts else 1,
         sequence_parallel=int(layout.sequence),
         recompute=RECOMPUTES[layout.recompute],
-        sharding=3 if layout.sharding == "fsdp" and layout.data > 1 else 0, micro_batch=plan.micro_batch,
+        sharding=3 if layout.sharding == "fsdp" and layout.copies > 1 else 0, micro_batch=plan.micro_batch,
         batch=plan.micro_batch * plan.micro_batches * layout.data, sequence=plan.job.data.sequence,
         schedule=SCHEDULES[layout.schedule], precision=precision_index(product_precision(plan.job)),
         fullest=most, last=last,

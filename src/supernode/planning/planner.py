@@ -77,7 +77,7 @@ def explain(plan: Plan) -> list[tuple[str, str]]:
         rows.append(("memory of the fullest card", f"{show_bytes(plan.memory.total)}: {_memory_parts(plan.memory)}"))
     if plan.step is not None:
         step, unit = plan.step, "sample/s" if plan.job.data.dataset else "token/s"
-        names = ("compute", "tensor", "pipeline", "data", "optimizer", "overhead")
+        names = ("compute", "tensor", "context", "expert", "pipeline", "data", "optimizer", "overhead")
         parts = [f"{name} {show_seconds(getattr(step, name))}" for name in names if getattr(step, name)]
         rows += [
             ("step, predicted", f"{show_seconds(step.total)}: {', '.join(parts)}"),
@@ -164,6 +164,7 @@ def _draft(job: JobSpec, machine: Machine, cards: tuple[int, ...], vocabulary: i
     )
     if shape is None and trace is not None:
         trace = pieces_of(trace, layout)
+    if shape is None and trace is not None:
         return replace(
             draft,
             stages=cut_traced(job, layout, trace, machine, micro_batch=draft.micro_batch),
@@ -210,6 +211,7 @@ def _notes(plan: Plan, machine: Machine, at_hand: tuple[int, ...], memory: Memor
         yield "your own module was traced: parameters, arithmetic, bytes and activations are counted operation by " \
               f"operation at {plan.micro_batch} samples a micro-batch; no published run backs its time."  # fmt: skip
         yield from plan.trace.notes
+        yield from _open(plan)
     if memory is None:
         yield "the model is your own: its stages are cut, and its memory and time known, once it is built."
         return
@@ -220,6 +222,18 @@ def _notes(plan: Plan, machine: Machine, at_hand: tuple[int, ...], memory: Memor
     if memory.total > USABLE * machine.card.memory:  # on cores alone; see `_wall`
         yield f"the fullest rank needs about {show_bytes(memory.total)}, and a core's share of memory is " \
               f"{show_bytes(machine.card.memory)}."  # fmt: skip
+
+
+def _open(plan: Plan) -> Iterator[str]:
+    """Say what of a traced module's plan its graph alone tells, which is made when it is built."""
+    tensor = plan.layout.tensor
+    if tensor > 1:
+        yield "what the tensor axis splits of your module, its graph tells when a run begins (`supernode status` lists " \
+              f"what stays whole, and why); here each card has 1/{tensor} of all parameters and products, activations " \
+              "are whole, and sums over the axis take no time."  # fmt: skip
+    if plan.trace is not None and plan.trace.is_cut_anywhere:
+        yield "stages are cut in the graph of your module when a run begins; here it is cut between modules, in the " \
+              "order in which they are met."  # fmt: skip
 
 
 def _remedy(job: JobSpec, machine: Machine, cards: tuple[int, ...], vocabulary: int, trace: ModelTrace | None) -> str:
@@ -246,9 +260,12 @@ def _changes(job: JobSpec) -> Iterator[tuple[str, JobSpec]]:
         for (words, _), n in zip(accumulating, steps, strict=True):
             yield f"`parallelism.sharding` to fsdp and {words}", replace(fsdp, gradient_accumulation=n)
     for n in (2, 4, 8, 16, 32, 64):
-        for key in ("tensor", "pipeline"):
+        for key, cut in (
+            ("tensor", replace(want, data=0, tensor=n)),
+            ("pipeline", replace(want, data=0, pipeline=n)),
+            ("context", replace(want, data=0, context=n)),
+        ):
             if n > getattr(want, key):
-                cut = replace(want, data=0, tensor=n) if key == "tensor" else replace(want, data=0, pipeline=n)
                 yield f"`parallelism.{key}` to {n} and `parallelism.data` to 0", replace(job, parallelism=cut)
 
 

@@ -52,4 +52,4 @@ def head_forward_flops(shape: DecoderShape, *, tensor: int = 1) -> float:
 
 def sharded_by(layout: Layout) -> int:
     """Return the cards over which `fsdp` shards weights, gradients and optimizer; 1 for replicas."""
-    return layout.data if layout.sharding == "fsdp" else 1
+    return layout.copies if layout.sharding == "fsdp" else 1

@@ -56,7 +56,7 @@ class Layout:
             extra.append(f"interleave {self.interleave}")
         if self.schedule == "zero_bubble":
             extra.append("zero bubble")
-        if self.data > 1:
+        if self.copies > 1:
             extra.append(self.sharding)
         if self.sequence:
             extra.append("sequence")
@@ -113,6 +113,8 @@ class StepTime:
         data: gradient synchronisation that backward does not hide.
         optimizer: clipping and the update.
         overhead: launches, Python and bookkeeping.
+        context: waiting for keys and values of the context axis.
+        expert: waiting for tokens on their way to experts and back.
     """
 
     compute: float
@@ -121,11 +123,14 @@ class StepTime:
     data: float
     optimizer: float
     overhead: float
+    context: float = 0.0
+    expert: float = 0.0
 
     @property
     def total(self) -> float:
         """Seconds in all."""
-        return self.compute + self.tensor + self.pipeline + self.data + self.optimizer + self.overhead
+        inside = self.compute + self.tensor + self.context + self.expert
+        return inside + self.pipeline + self.data + self.optimizer + self.overhead
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

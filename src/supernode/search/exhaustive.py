@@ -10,7 +10,7 @@ from supernode.forecast.times import step_parts
 from supernode.search.offload import Room, holding, moved, waiting
 from supernode.search.search import Bill, Choice, working
 from supernode.search.space import OVERLAPS, SHORTEST_PART, Space
-from supernode.workload.strategy import INTERLEAVED, ONE_F_ONE_B
+from supernode.workload.strategy import INTERLEAVED, ONE_F_ONE_B, make_strategies
 
 
 def every_strategy(space: Space) -> Iterator[dict[str, float]]:
@@ -64,6 +64,13 @@ def _switched(space: Space, degrees: dict[str, float]) -> Iterator[dict[str, flo
         space.shardings if is_copied else (0,), space.offloads, overlaps,
     )  # fmt: skip
     for spread, recompute, sharding, offload, overlapped in switches:
+        if space.allows is not None and not space.allows(
+            make_strategies(
+                **{name: degrees[name] for name in ("schedule", "pipeline", "context")}, recompute=recompute,
+                sequence=space.sequence,
+            )
+        ):  # fmt: skip
+            continue
         yield {
             **degrees, "sequence_parallel": float(spread), "recompute": float(recompute), "sharding": float(sharding),
             "offload": float(offload), **dict(zip(OVERLAPS, map(float, overlapped), strict=True)),

@@ -7,6 +7,9 @@ from dataclasses import replace
 from functools import cache
 from typing import Literal, get_args
 
+import numpy as np
+from numpy.typing import NDArray
+
 from supernode.errors import SpecError
 from supernode.planning.cost import with_sums
 from supernode.planning.cut import cut_stages
@@ -24,6 +27,7 @@ from supernode.workload.strategy import (
     NO_RECOMPUTE,
     ONE_F_ONE_B,
     PRECISIONS,
+    SELECTIVE,
     ZERO_BUBBLE,
     Software,
     Strategies,
@@ -31,10 +35,16 @@ from supernode.workload.strategy import (
 )
 
 Precision = Literal["float32", "bfloat16"]
-SCHEDULES: Mapping[int, Literal["1f1b", "gpipe", "interleaved"]] = {
+SCHEDULES: Mapping[int, Literal["1f1b", "gpipe", "interleaved", "zero_bubble"]] = {
     GPIPE: "gpipe",
     ONE_F_ONE_B: "1f1b",
     INTERLEAVED: "interleaved",
+    ZERO_BUBBLE: "zero_bubble",
+}
+RECOMPUTES: Mapping[int, Literal["none", "selective", "full"]] = {
+    NO_RECOMPUTE: "none",
+    SELECTIVE: "selective",
+    FULL: "full",
 }
 SHARDINGS: Mapping[int, Literal["replicas", "fsdp"]] = {0: "replicas", 3: "fsdp"}
 
@@ -74,15 +84,25 @@ def runnable_space(space: Space, job: JobSpec | None = None, *, is_core: bool = 
     def does(software: Software, ways: Strategies) -> Software:
         summed = with_sums(software, ways, is_core=is_core)
         # Whole copies gather their gradients in buckets, which reads and writes them.
-        copied = 2 * ways.element * ((ways.data > 1) & (ways.sharding == 0))
+        copied = 2 * ways.element * ((ways.data * ways.context > 1) & (ways.sharding == 0))
         return replace(summed, update_bytes=software.update_bytes + copied)
 
     return replace(
         space, software=with_sums(ours, make_strategies(), is_core=is_core), does=does, schedules=tuple(SCHEDULES),
-        shardings=tuple(SHARDINGS), offloads=(0,), sequence_parallels=(0,), only_recomputes=(NO_RECOMPUTE,),
-        most_context=1, is_filled=True, cut=planner_cut(model, space.sequence),
-        most_tensor=min(space.most_tensor, int(model.key_value_heads)),
+        shardings=tuple(SHARDINGS), offloads=(0,), is_filled=True, allows=_go_together,
+        cut=planner_cut(model, space.sequence), most_tensor=min(space.most_tensor, int(model.key_value_heads)),
     )  # fmt: skip
+
+
+TOGETHER = ("recompute", "schedule", "pipeline", "context")
+
+
+def _go_together(ways: Strategies) -> NDArray[np.bool_]:
+    """Return which strategies' axes our trainer takes together."""
+    twice = (ways.recompute == FULL) & (ways.schedule == ZERO_BUBBLE) & (ways.pipeline > 1)
+    # Each rank of a context axis takes a part from the front and one from the back.
+    uneven = (ways.context > 1) & (ways.sequence % (2 * ways.context) != 0)
+    return np.asarray(~(twice | uneven))
 
 
 def planner_cut(model: ModelShape, sequence: int) -> Callable[[int, int], tuple[int, int]]:
@@ -123,19 +143,14 @@ def _obstacles(space: Space, choice: Choice) -> Iterator[str]:
     axes, model = choice.axes, space.model
     if not is_trainable(model):
         yield "such models"
-    for name in ("context", "expert"):
-        if axes[name] > 1:
-            yield f"{name} parallelism"
+    if axes["expert"] > 1:
+        yield "experts of other models than its own"
     if axes["tensor"] > model.key_value_heads:
         yield "tensor degrees above the key heads"
-    if axes["sequence_parallel"]:
-        yield "sequence parallelism"
     if axes["sharding"] not in SHARDINGS:
         yield f"ZeRO {axes['sharding']:.0f}"
-    if axes["recompute"]:
-        yield "full recomputation" if axes["recompute"] == FULL else "selective recomputation"
-    if axes["schedule"] == ZERO_BUBBLE and axes["pipeline"] > 1:
-        yield "zero-bubble schedules"
+    if not _go_together(make_strategies(**{n: v for n, v in axes.items() if n in TOGETHER}, sequence=space.sequence)):
+        yield "layers computed again under zero-bubble schedules, or a sequence that context axes cannot halve"
     if axes["offload"]:
         yield "offloading to the host"
     if micro_batches(space, choice) < axes["pipeline"]:
@@ -161,5 +176,6 @@ def job_of(space: Space, choice: Choice, job: JobSpec) -> JobSpec:
     degrees = Parallelism(
         tensor=axes["tensor"], pipeline=axes["pipeline"], data=axes["data"], sharding=SHARDINGS[axes["sharding"]],
         schedule=SCHEDULES[axes["schedule"]] if axes["pipeline"] > 1 else "1f1b", interleave=axes["interleave"],
+        context=axes["context"], sequence=bool(axes["sequence_parallel"]), recompute=RECOMPUTES[axes["recompute"]],
     )  # fmt: skip
     return replace(job, batch=space.batch, gradient_accumulation=micro_batches(space, choice), parallelism=degrees)

@@ -197,6 +197,8 @@ def outcomes(
         memory = np.broadcast_to(held.total - away, block.shape[1:])
         time = np.broadcast_to(base + waiting(held, option, block.ways, passes, room), block.shape[1:])
         fits = memory <= room.memory
+        if space.allows is not None:
+            fits = fits & space.allows(block.ways)
         if option:
             fits = fits & (away <= room.host_memory)
         energy = bill.energy(block.cards, seconds=time, working=at_work)

@@ -108,6 +108,7 @@ class Space:
         sequence_parallels: whether norms and residuals may be spread over the tensor axis: 0, 1.
         only_recomputes: what may be computed again; None for all that changes something.
         does: what the program does besides, as it follows from the strategies; None for nothing.
+        allows: tells which strategies the program takes together; None for all.
         is_filled: a step has at least as many micro-batches as there are stages.
         cut: layers of the fullest pipeline rank but the last, and of the last, for a pipeline degree and an
             interleaving; None for stages of equal layers.
@@ -131,6 +132,7 @@ class Space:
     sequence_parallels: tuple[int, ...] = (0, 1)
     only_recomputes: tuple[int, ...] | None = None
     is_filled: bool = False
+    allows: Callable[[Strategies], NDArray[np.bool_]] | None = None
     does: Callable[[Software, Strategies], Software] | None = None
     cut: Callable[[int, int], tuple[int, int]] | None = None
 

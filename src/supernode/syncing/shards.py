@@ -32,7 +32,8 @@ class ShardSync:
         self._outputs: set[int] = set()
         self._parameters: list[nn.Parameter] = []
         for module in modules:
-            own = _own(module)
+            assert isinstance(module, nn.Module)
+            own = own_parameters(module)
             self._parameters += own
             if own and own[0].device.type == "cpu":
                 module.set_custom_reduce_scatter(_ReduceScatter(self, own))  # type: ignore[arg-type]
@@ -103,7 +104,7 @@ def _is_read_early(parameter: nn.Parameter) -> bool:
     return parameter.grad is not None or bool(getattr(parameter, "_post_accumulate_grad_hooks", None))
 
 
-def _own(module: nn.Module) -> list[nn.Parameter]:
+def own_parameters(module: nn.Module) -> list[nn.Parameter]:
     """Return the parameters that a sharded module gathers itself: not a sharded one inside it, and not nobody."""
     groups = fully_shard.state(module)._fsdp_param_groups  # type: ignore[attr-defined]
     own = [held.sharded_param for group in groups for held in group.fsdp_params]

@@ -2,15 +2,16 @@
 
 The product's decoder learns the standard library's own sources through the product's data path and step, once with
 everything in float32 (weights 4 bytes, gradients 4, moments 8) and once with weights in bfloat16 rounded by chance,
-moments in 8 bits and updates made inside backward (2 + 0 + 2). Arithmetic is in float32 in both, so that the state alone
-differs (and because this runs on CPUs). Same seed, same data in the same order; two seeds. Two controls, one seed: the
-same with weights rounded to the nearest, and bfloat16 weights rounded by chance with moments in float32.
+moments in 8 bits and updates made inside backward (2 + 0 + 2). Arithmetic is in float32 in both, so that the state
+alone differs (and because this runs on CPUs). Same seed, same data in the same order; two seeds. Two controls, one
+seed: the same with weights rounded to the nearest, and bfloat16 weights rounded by chance with moments in float32.
 
 Bytes are the allocator's: what glibc's malloc counts as in use (`mallinfo2`: uordblks + hblkhd) with the state alive,
-less what it counts once the model and its optimizer are dropped, after a full collection. Counted are weights, gradients
-that live between steps, moments, their scales and Python's part of it all; not counted are data and the rotary table,
-which is dropped before. `after_backward` is the same count when backward has just ended and, in float32, no update has
-begun; `within_backward` the most seen after any parameter's gradient, activations that still live included.
+less what it counts once the model and its optimizer are dropped, after a full collection. Counted are weights,
+gradients that live between steps, moments, their scales and Python's part of it all; not counted are data and the
+rotary table, which is dropped before. `after_backward` is the same count when backward has just ended and, in float32,
+no update has begun; `within_backward` the most seen after any parameter's gradient, activations that still live
+included.
 """
 
 from __future__ import annotations
@@ -112,13 +113,7 @@ def train(variant: str, seed: int, steps: int, data: Path, meeting: Path) -> dic
     seen: dict[str, int] = {"within": 0}
     for parameter in stepper.trained:
         parameter.register_post_accumulate_grad_hook(lambda _: seen.update(within=max(seen["within"], in_use())))
-    meet_all = stepper._meet
-
-    def met(*args: Any, **kwargs: Any) -> Any:
-        seen["after"] = settled()
-        return meet_all(*args, **kwargs)
-
-    vars(stepper)["_meet"] = met
+    watch(stepper, seen)
     losses.append(stepper.train(steps - 1).loss)
     held_out = stepper.evaluate()
     parts.modules[0]._rotary = None  # type: ignore[assignment]
@@ -127,7 +122,7 @@ def train(variant: str, seed: int, steps: int, data: Path, meeting: Path) -> dic
     del vars(stepper)["_meet"]
     for parameter in stepper.trained:  # A hook holds what it calls, and what that holds is the state.
         parameter._post_accumulate_grad_hooks.clear()  # type: ignore[attr-defined]
-    del met, meet_all, parameter
+    del parameter
     stepper = parts = optimizer = None
     dropped = settled()
     assert plan.memory is not None
@@ -137,6 +132,17 @@ def train(variant: str, seed: int, steps: int, data: Path, meeting: Path) -> dic
         "state": (alive - dropped) / count, "after_backward": (seen["after"] - dropped) / count,
         "within_backward": (seen["within"] - dropped) / count, "forecast": state / plan.parameters,
     }  # fmt: skip
+
+
+def watch(stepper: Stepper, seen: dict[str, int]) -> None:
+    """Count what is alive once backward has ended, before the ranks meet and the update is made."""
+    meet_all = stepper._meet
+
+    def met(*args: Any, **kwargs: Any) -> Any:
+        seen["after"] = settled()
+        return meet_all(*args, **kwargs)
+
+    vars(stepper)["_meet"] = met
 
 
 def in_a_process(variant: str, seed: int, steps: int, data: Path, folder: Path) -> dict[str, Any]:
@@ -154,9 +160,8 @@ def in_a_process(variant: str, seed: int, steps: int, data: Path, folder: Path) 
 
 def curve_gap(low: list[float], full: list[float]) -> float:
     """Return by how much one curve lies above another on average, in percent, after smoothing over `WINDOW` steps."""
-    smooth = [
-        np.asarray(losses[: len(losses) // WINDOW * WINDOW]).reshape(-1, WINDOW).mean(1) for losses in (low, full)
-    ]
+    whole = len(low) // WINDOW * WINDOW
+    smooth = [np.asarray(losses[:whole]).reshape(-1, WINDOW).mean(axis=1) for losses in (low, full)]
     return float((smooth[0] / smooth[1] - 1).mean() * 100)
 
 
@@ -193,6 +198,7 @@ def main() -> None:
             runs = dict(zip(CALLS, [future.result() for future in futures], strict=True))
     found = {variant: compare(runs, variant) for variant in VARIANTS}
     low, full = found["low"], found["float32"]
+    errors = [abs(one["forecast_bytes_per_parameter"] / one["bytes_per_parameter"] - 1) for one in found.values()]
     harness.finish(
         {
             "benchmark": "low_precision", "machine": harness.machine("torch"), "steps": steps,
@@ -200,9 +206,7 @@ def main() -> None:
             "state_bytes_per_parameter": low["bytes_per_parameter"],
             "state_bytes_per_parameter_float32": full["bytes_per_parameter"],
             "less_pct": round((1 - low["bytes_per_parameter"] / full["bytes_per_parameter"]) * 100, 2),
-            "forecast_error_pct": round(
-                max(abs(v["forecast_bytes_per_parameter"] / v["bytes_per_parameter"] - 1) for v in found.values()) * 100, 2
-            ),
+            "forecast_error_pct": round(max(errors) * 100, 2),
             "loss_gap_pct": max(low["held_out_gaps_pct"], key=abs),
             "curve_gap_pct": max(low["curve_gaps_pct"], key=abs),
             "variants": found,

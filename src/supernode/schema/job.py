@@ -288,6 +288,12 @@ class JobSpec:
                 "`optimizer.in_backward` is on and `precision` float16, where a late overflow must undo the whole step",
                 hint="set `precision` to bfloat16, or `optimizer.in_backward` to false.",
             )
+        if optimizer.in_backward and self.parallelism.expert > 1:
+            raise SpecError(
+                f"`parallelism.expert` is {self.parallelism.expert}, whose experts' gradients meet elsewhere than the "
+                "rest, and `optimizer.in_backward` sums all alike",
+                hint="set `optimizer.in_backward` to false, or `parallelism.expert` to 1.",
+            )
         if optimizer.in_backward and self.communication.compress != "none":
             raise SpecError(
                 f"`communication.compress` is {self.communication.compress}, which keeps as much as the gradients that "

@@ -37,6 +37,11 @@ class Drawn(torch.utils.data.Dataset):
         k = int(torch.randint(6, ()))
         return nn.functional.one_hot(torch.tensor(k), 6).float(), torch.tensor(k % 2)
 def drawn(): return Drawn()
+class Holed(Points):
+    def __getitem__(self, index):
+        if index == 3: raise ValueError("the file of sample 3 is gone")
+        return super().__getitem__(index)
+def holed(): return Holed(16, lambda x: (x.sum() > 0).long())
 def values(): return Points(48, lambda x: x[:2] * 2)
 def few(): return Points(16, lambda x: x[:2] * 2)
 
@@ -229,7 +234,7 @@ def test_without_a_data_set_held_out_nothing_is_called_a_held_out_loss(
     ("model", "layout", "kind", "words"),
     [
         ("not_a_model", {"data": 2}, ModelError, "returned a str"),
-        ("regression", {"pipeline": 2, "data": 1}, ModelError, "nn.Sequential can be cut"),
+        ("regression", {"pipeline": 2, "data": 1}, ModelError, "cannot be cut into 2 stages that each train some"),
         ("fails_in_forward", {"data": 2}, ModelError, "shapes are wrong"),
         ("missing", {"data": 1}, ModelError, "no function `missing`"),
         ("scaled", {"data": 2, "sharding": "fsdp"}, ModelError, "`scale` of the model is a single number"),
@@ -244,6 +249,17 @@ def test_a_model_that_cannot_be_used_ends_the_run_with_its_own_words(
     assert caught.value.hint  # type: ignore[attr-defined]
     assert status(tmp_path / "run").outcome == "failed"
     assert workshop.server.children == []
+
+
+def test_a_sample_that_fails_on_one_rank_ends_the_run_on_all(workshop: Any, tmp_path: Path, file: Path) -> None:
+    asked = job(workshop, file, "regression", "holed", {"data": 2}, held_out_dataset="")
+
+    with pytest.raises(DataError, match="sample 3 of .*the file of sample 3 is gone"):
+        workshop.run(asked, tmp_path / "run")
+
+    state = status(tmp_path / "run")
+    assert (state.outcome, state.failures) == ("failed", 0)
+    workshop.assert_tidy(tmp_path / "run")
 
 
 def test_a_data_set_that_is_missing_ends_the_run_with_its_own_words(workshop: Any, tmp_path: Path, file: Path) -> None:

@@ -20,6 +20,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from supernode.backends.versions import trouble
+
 FIRST = ("torch", "torch.distributed")
 """What every rank needs before it can say a word to another."""
 NEXT = (
@@ -46,6 +48,9 @@ def main() -> None:
             importlib.import_module(name)
     except ImportError as error:
         _say(control, {"kind": "broken", "message": f"{type(error).__name__}: {error}"})
+        return
+    if unfit := trouble(str(sys.modules["torch"].__version__)):
+        _say(control, {"kind": "broken", "message": unfit})
         return
     gc.freeze()  # Forked pages stay shared: the collector does not touch them any more.
     _say(control, {"kind": "ready"})

@@ -102,6 +102,21 @@ def names_in(folder: Path) -> set[str]:
     return set(_Reader(folder).read_metadata().state_dict_metadata)
 
 
+def find(folder: Path, prefix: str) -> dict[str, Tensor]:
+    """Return the tensors of a checkpoint whose names begin so, whole; each rank may ask for others."""
+    known = _Reader(folder).read_metadata().state_dict_metadata
+    found = {
+        name: torch.zeros(entry.size, dtype=entry.properties.dtype)
+        for name, entry in known.items()
+        if name.startswith(prefix) and isinstance(entry, TensorStorageMetadata)
+    }
+    if found:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            state_dict_loader.load(dict(found), storage_reader=_Reader(folder), no_dist=True)
+    return found
+
+
 def check_complete(names: set[str], folder: Path) -> None:
     """Check that a checkpoint holds nothing beyond what all ranks together want, buffers of other copies aside.
 
@@ -112,7 +127,8 @@ def check_complete(names: set[str], folder: Path) -> None:
     if dist.is_initialized():
         everyone = [None] * dist.get_world_size()
         dist.all_gather_object(everyone, names)
-    known = {name for name in names_in(folder) if not name.startswith("buffer.")}
+    # What compressors held back of gradients is of use to its own rank alone, and can be done without.
+    known = {name for name in names_in(folder) if not name.startswith(("buffer.", "compressor."))}
     if extra := sorted(known.difference(*everyone)):
         raise CheckpointError(
             f"{folder} also holds `{extra[0]}` ({len(extra)} such); it is of another model",

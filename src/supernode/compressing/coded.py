@@ -50,7 +50,8 @@ class Coded(Compressor[CodedEntry]):
         self, parameters: Named, group: dist.ProcessGroup, *, start: int, length: int, device: str
     ) -> CodedEntry:
         block = self.codec.block
-        coded, exact = [], []
+        coded: list[tuple[int, int]] = []
+        exact: list[tuple[int, int]] = []
         for piece in pieces(parameters, start=start, length=length):
             # Less than a block would be padded to one.
             worth = piece.rows > 1 and piece.length >= block

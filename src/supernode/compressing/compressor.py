@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -99,26 +99,32 @@ class Compressor(ABC, Generic[E]):
                 if name.startswith("feedback"):
                     tensor.mul_(factor)
 
-    def state(self) -> dict[str, Tensor]:
-        """Return what the next step depends on, by name; the tensors themselves, not copies."""
-        return {f"{key}.{name}": tensor for key, entry in self.entries.items() for name, tensor in entry.kept.items()}
+    def state(self, keys: Iterable[str] | None = None) -> dict[str, Tensor]:
+        """Return what the next step depends on, by name; the tensors themselves, not copies.
 
-    def fits(self, state: Mapping[str, Tensor]) -> bool:
-        """Tell whether a state is of these buckets, cut this way over these ranks."""
-        mine = self.state()
-        return mine.keys() == state.keys() and all(
-            tensor.shape == state[name].shape and (tensor.is_floating_point() or torch.equal(tensor, state[name]))
-            for name, tensor in mine.items()
+        Args:
+            keys: of the buckets meant; all by default.
+        """
+        chosen = self.entries if keys is None else keys
+        return {f"{key}.{name}": tensor for key in chosen for name, tensor in self.entries[key].kept.items()}
+
+    def fits(self, state: Mapping[str, Tensor], keys: Iterable[str] | None = None) -> bool:
+        """Tell whether a state holds these buckets, cut this way over these ranks."""
+        return all(
+            name in state
+            and tensor.shape == state[name].shape
+            and (tensor.is_floating_point() or torch.equal(tensor, state[name]))
+            for name, tensor in self.state(keys).items()
         )
 
-    def load(self, state: Mapping[str, Tensor]) -> bool:
+    def load(self, state: Mapping[str, Tensor], keys: Iterable[str] | None = None) -> bool:
         """Go on from a state; returns whether it fits. One that does not is left alone, and the feedback is as it was.
 
         The ranks of a group must all load or all not: ask `fits` on each and agree where that is in doubt.
         """
-        if not self.fits(state):
+        if not self.fits(state, keys):
             return False
-        for name, tensor in self.state().items():
+        for name, tensor in self.state(keys).items():
             tensor.copy_(state[name])
         return True
 

@@ -53,7 +53,9 @@ class PowerSgd(Compressor[LowRankEntry]):
     def _entry(
         self, parameters: Named, group: dist.ProcessGroup, *, start: int, length: int, device: str
     ) -> LowRankEntry:
-        coded, exact, shapes = [], [], []
+        coded: list[tuple[int, int]] = []
+        exact: list[tuple[int, int]] = []
+        shapes: list[tuple[int, int]] = []
         kept: dict[str, Tensor] = {}
         for piece in pieces(parameters, start=start, length=length):
             begin, rows = _whole_rows(piece)

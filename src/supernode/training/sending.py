@@ -1,0 +1,103 @@
+"""Which gradients of a run travel compressed, and what of that is kept from step to step and in checkpoints?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from supernode.checkpoint import state
+from supernode.compressing.choose import compressor
+from supernode.errors import SpecError
+from supernode.parallel.assemble import Parts
+from supernode.parallel.mesh import Place
+from supernode.parallel.tensor import local
+from supernode.precision.scaling import LossScale
+from supernode.schema.plan import Plan
+from supernode.syncing.buckets import Bucket, Start
+from supernode.syncing.compressed import Compressed
+
+PREFIX = "compressor"
+"""First word of the names in checkpoints; the rank follows, since each has left out something else."""
+
+
+class Sending:
+    """The compressors of one rank, one for each group that sums gradients; none where the job wants none.
+
+    Parameters that other tensor ranks hold, too, travel whole, as vectors do: what a compressor makes of a number
+    depends on its neighbours, and those ranks' copies must stay alike.
+
+    Raises:
+        SpecError: the job wants what does not go together with compression.
+    """
+
+    def __init__(self, plan: Plan, place: Place, parts: Parts) -> None:
+        self.plan, self.place = plan, place
+        self.ways: dict[str, Compressed] = {}
+        self._said = plan.job.communication
+        self._scale = 0.0
+        if self._said.compress != "none" and plan.job.optimizer.in_backward:
+            raise SpecError(
+                f"`communication.compress` is {self._said.compress} and `optimizer.in_backward` is on",
+                hint="switch one of them off: an update on the way takes each gradient before its bucket is full.",
+            )
+        self._named = {parameter: name for name, parameter in parts.parameters()}
+        self._whole = {
+            parameter for name, parameter in parts.parameters()
+            if place.layout.tensor > 1 and not _is_split(parameter) and name not in parts.segments
+        }  # fmt: skip
+
+    def way(self, group: dist.ProcessGroup, name: str) -> tuple[Start | None, Callable[[Sequence[Bucket]], None]]:
+        """Return what sums the buckets of a group, and what is to be told of them; all its ranks call this."""
+        made = compressor(self._said, seed=self.plan.job.seed)
+        if made is None:
+            return None, lambda _: None
+        # Rows of the mesh have names of their own.
+        unique = f"{name}-{'-'.join(map(str, dist.get_process_group_ranks(group)))}"
+        way = Compressed(made, group, slow_only=self._said.where == "slow", name=unique)
+        self.ways[name] = way
+        return way.start, lambda buckets: way.prepare([self._describe(bucket) for bucket in buckets])
+
+    def _describe(self, bucket: Bucket) -> tuple[str, list[tuple[str, tuple[int, ...]]], Tensor]:
+        held = [
+            (self._named[p], (p.numel(),) if p in self._whole else tuple(local(p).shape)) for p in bucket.parameters
+        ]
+        return bucket.key, held, bucket.flat
+
+    def begin(self, step: int, scaling: LossScale | None) -> None:
+        """Await the sums of a step, whose loss is scaled so."""
+        scale = scaling.scale if scaling is not None else 1.0
+        for way in self.ways.values():
+            way.begin(step)
+            if self._scale and scale != self._scale:
+                way.compressor.scale(scale / self._scale)
+        self._scale = scale
+
+    def state(self) -> dict[str, Tensor]:
+        """Return what a checkpoint must hold of this, by name."""
+        return {
+            f"{PREFIX}.{self.place.rank}.{name}.{key}": tensor
+            for name, way in self.ways.items()
+            for key, tensor in way.state().items()
+        }
+
+    def restore(self, folder: Path) -> None:
+        """Go on from a checkpoint as soon as the buckets are known; all ranks call this."""
+        for name, way in self.ways.items():
+            prefix = f"{PREFIX}.{self.place.rank}.{name}."
+            way.load({key.removeprefix(prefix): tensor for key, tensor in state.find(folder, prefix).items()})
+
+    def note(self) -> str:
+        """Return what the reader should know after the first step of a launch; empty for nothing."""
+        if any(way.kept is False for way in self.ways.values()):
+            return "the checkpoint's is of other buckets, ranks or settings; it starts from zero"
+        if self.ways and not any(way.travels for way in self.ways.values()):
+            return "all ranks share a host, so nothing is compressed; `communication.where: all` would"
+        return ""
+
+
+def _is_split(parameter: nn.Parameter) -> bool:
+    return isinstance(parameter, DTensor) and not all(placement.is_replicate() for placement in parameter.placements)

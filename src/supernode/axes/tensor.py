@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
@@ -37,19 +36,19 @@ def first_of(size: int, group: dist.ProcessGroup) -> int:
 
 def spread(x: Tensor, group: str) -> Tensor:
     """Return the same tensor for each rank's own use; its gradient is the sum of all ranks' gradients."""
-    given: Tensor = Spread.apply(x, _resolve_process_group(group))
+    given: Tensor = Spread.apply(x, _named(group))
     return given
 
 
 def total(x: Tensor, group: str) -> Tensor:
     """Return the sum of all ranks' tensors; every rank's gradient is that of the sum."""
-    summed: Tensor = Sum.apply(x, _resolve_process_group(group))
+    summed: Tensor = Sum.apply(x, _named(group))
     return summed
 
 
 def gather(x: Tensor, dim: int, size: int, group: str) -> Tensor:
     """Return the whole of a tensor whose dim of logical `size` is cut as `torch.chunk` would cut it."""
-    whole: Tensor = Gather.apply(x, dim, size, _resolve_process_group(group))
+    whole: Tensor = Gather.apply(x, dim, size, _named(group))
     return whole
 
 
@@ -85,6 +84,11 @@ def draw_apart(operation: Callable[..., Any], rank: int, *given: Any, **named: A
     with torch.random.fork_rng([first.device] if first.device.type != "cpu" else [], device_type=first.device.type):
         torch.manual_seed(seed + rank)
         return operation(*given, **named)
+
+
+def _named(group: str) -> dist.ProcessGroup:
+    found: dist.ProcessGroup = dist.distributed_c10d._resolve_process_group(group)  # type: ignore[arg-type, attr-defined]
+    return found
 
 
 class Spread(torch.autograd.Function):

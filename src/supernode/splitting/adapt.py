@@ -45,7 +45,8 @@ def adapt(node: Node, roles: Roles, *, parts: int, rank: int) -> None:
         packet = getattr(aten, name.removesuffix("_"))
         node.target = getattr(packet, node.target._overloadname)  # type: ignore[union-attr]
     if random(node):
-        node.args = (node.target, rank, *node.args)  # type: ignore[assignment]
+        assert not isinstance(node.target, str)
+        node.args = (node.target, rank, *node.args)  # type: ignore[arg-type]
         node.target = draw_apart
 
 

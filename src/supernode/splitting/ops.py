@@ -63,6 +63,8 @@ def wrap(dim: int, rank: int) -> int:
 
 def where(node: Node) -> str:
     """Name a node for people: the operation, the module that it is in, and the user's line."""
+    while node.target is operator.getitem and isinstance(node.args[0], Node):
+        node = node.args[0]  # One of several outputs is that of the operation.
     stack = node.meta.get("nn_module_stack") or {}
     # What is exported is the module inside one of our own, under the name `model`.
     module = next((path for path, _ in reversed(list(stack.values())) if path), "").removeprefix("model").lstrip(".")

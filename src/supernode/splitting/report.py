@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from supernode.splitting.contracting import contraction_of
-from supernode.splitting.ops import name_of, where
+from supernode.splitting.ops import is_tensor, name_of, shape, where
 from supernode.splitting.roles import Roles, tensor_of
-from supernode.splitting.rules import random
+from supernode.splitting.rules import needs_of, random
 from supernode.splitting.shards import Split
 
 
@@ -90,23 +90,25 @@ def report(module: GraphModule, roles: Roles, *, parts: int, keeps_logits_split:
     outputs = [split for seed in roles.seeds if seed.kind == "output" for split in seed.needs.values()]
     return SplitReport(
         parts=parts,
-        parameters=tuple(_kept(name, p, nodes.get(id(p)), roles) for name, p in module.named_parameters()),
-        buffers=tuple(_kept(name, b, nodes.get(id(b)), roles) for name, b in module.named_buffers() if id(b) in nodes),
+        parameters=tuple(_kept(name, p, nodes.get(id(p)), roles, parts) for name, p in module.named_parameters()),
+        buffers=tuple(
+            _kept(name, b, nodes.get(id(b)), roles, parts) for name, b in module.named_buffers() if id(b) in nodes
+        ),
         rows=sum(seed.kind != "output" for seed in roles.seeds),
         logits_split=outputs[0].size if outputs and keeps_logits_split else 0,
         draws_apart=any(node.op == "call_function" and random(node) for node in roles.wants),
     )
 
 
-def _kept(name: str, tensor: Tensor, node: Node | None, roles: Roles) -> Kept:
+def _kept(name: str, tensor: Tensor, node: Node | None, roles: Roles, parts: int) -> Kept:
     shape = tuple(tensor.shape)
     split = roles.wants.get(node) if node is not None else None
     if isinstance(split, Split):
         return Kept(name=name, shape=shape, split=split)
-    return Kept(name=name, shape=shape, split=None, reason=_why(node, roles))
+    return Kept(name=name, shape=shape, split=None, reason=_why(node, roles, parts))
 
 
-def _why(node: Node | None, roles: Roles) -> str:
+def _why(node: Node | None, roles: Roles, parts: int) -> str:
     """Say why a parameter is whole: what stopped a wish for it, or why what reads it is not split."""
     if node is None or not node.users:
         return "nothing reads it"
@@ -120,9 +122,8 @@ def _why(node: Node | None, roles: Roles) -> str:
         is_row = reader in roles.needs and reader not in roles.wants
         return f"{where(reader)} {'adds it after the sum over the ranks' if is_row else 'is whole'}"
     if product is not None and reader in roles.dropped:
-        return (
-            f"{where(reader)} can neither end a split ({roles.dropped[reader]}) nor begin one ({_after(reader, roles)})"
-        )
+        after = _after(reader, roles, parts)
+        return f"{where(reader)} can neither end a split ({roles.dropped[reader]}) nor begin one ({after})"
     if reader in roles.needs:
         return f"{where(reader)} needs the whole of it for each part; its gradient is summed"
     if name_of(reader) == "embedding":
@@ -130,7 +131,7 @@ def _why(node: Node | None, roles: Roles) -> str:
     return f"{where(reader)} works on what is whole on every rank"
 
 
-def _after(product: Node, roles: Roles) -> str:
+def _after(product: Node, roles: Roles, parts: int) -> str:
     """Say what keeps a product's output from being split."""
     ahead, seen = list(product.users), {product}
     while ahead:
@@ -143,6 +144,21 @@ def _after(product: Node, roles: Roles) -> str:
             return f"{where(node)}: {roles.stops[node]}"
         if contraction_of(node) is not None:
             return f"{where(node)} is whole as well"
+        source = next(operand for operand in node.all_input_nodes if operand in seen)
+        if blocked := _blocked(node, source, parts):
+            return f"{where(node)}: {blocked}"
         seen.add(node)
         ahead += [user for user in node.users if user not in seen]
     return "nothing reads it"
+
+
+def _blocked(node: Node, source: Node, parts: int) -> str:
+    """Say why no split of a node's output asks for one of `source`; empty where some does."""
+    reason = ""
+    sizes = shape(node) if is_tensor(node) else ()
+    for dim, size in enumerate(sizes):
+        found = needs_of(node, Split(dim, (size,)), parts) if isinstance(size, int) else ""
+        if not isinstance(found, str) and source in found:
+            return ""
+        reason = found if isinstance(found, str) and found else reason
+    return reason if sizes else "" if isinstance(node.meta.get("val"), (list, tuple)) else "it mixes all dims"

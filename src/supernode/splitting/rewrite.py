@@ -128,9 +128,9 @@ class _Rewriter:
         if isinstance(whole, nn.Parameter):
             part = nn.Parameter(part, requires_grad=whole.requires_grad)
         for owner in self.module.modules():
-            for kind in (owner._parameters, owner._buffers):
-                for name in [name for name, held in kind.items() if held is whole]:
-                    kind[name] = part
+            kinds: tuple[dict[str, Any], ...] = (owner._parameters, owner._buffers)
+            for held in kinds:
+                held.update({name: part for name, tensor in held.items() if tensor is whole})
         # Beside each reader, for what comes of a parameter alone must not travel from one pipeline stage to another.
         for user in list(node.users):
             with self.graph.inserting_before(user):

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-import torch
 from torch import nn
 from torch.fx import GraphModule, Node
 
@@ -26,7 +25,7 @@ from supernode.splitting.shards import Split
 _SILENT = frozenset({"_assert_tensor_metadata", "_guards_fn", "call_module"})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Seed:
     """Where a wish for a split begins.
 
@@ -147,13 +146,15 @@ class _Finder:
     def _look_up(self, node: Node) -> Seed | None:
         weight = given(node, "weight")
         table = parameter_behind(weight, self.module)
+        if table is None or table is not weight:
+            return None
         split = Split(0, (shape(weight)[0],))
-        if table is not weight or given(node, "sparse") or given(node, "scale_grad_by_freq"):
+        if given(node, "sparse") or given(node, "scale_grad_by_freq"):
             return None
         # A table of positions is read in the same places by all: splitting it would only send more.
         if given(node, "indices") not in self.tokens or split.refusal(self.parts):
             return None
-        return Seed(node, {weight: split}, table, "look-up")
+        return Seed(node, {table: split}, table, "look-up")
 
     def _outputs(self, node: Node) -> Iterable[Seed]:
         for value in node.all_input_nodes:
@@ -279,11 +280,5 @@ def _silent(user: Node, want: Want) -> bool:
     """Whether a reader does not care how a value is split."""
     name = name_of(user)
     if name == "sym_size":
-        return isinstance(want, Split) and user.args[1] != want.dim
+        return bool(isinstance(want, Split) and user.args[1] != want.dim)
     return name in _SILENT and not (name == "_assert_tensor_metadata" and any(user.args[1:3]))
-
-
-def is_float(node: Node) -> bool:
-    """Whether a node gives a tensor that a gradient can flow to."""
-    value = node.meta.get("val")
-    return isinstance(value, torch.Tensor) and value.is_floating_point()

@@ -73,7 +73,7 @@ def merged(node: Node, demands: list[Demand]) -> Want | str:
             outputs[demand.index] = demand.split
         return tuple(outputs)
     pieces = {demand for demand in demands if isinstance(demand, Piece)}
-    ends, segments = 0, []
+    ends, segments = 0, tuple[int, ...]()
     for piece in sorted(pieces, key=lambda piece: piece.start):
         if piece.start != ends or piece.split.dim != first.split.dim:
             return "its slices do not make up the whole"
@@ -81,7 +81,7 @@ def merged(node: Node, demands: list[Demand]) -> Want | str:
         segments += piece.split.segments
     if len(pieces) < len(set(demands)) or ends != shape(node)[first.split.dim]:
         return "its slices do not make up the whole"
-    return Split(first.split.dim, tuple(segments))
+    return Split(first.split.dim, segments)
 
 
 def _pointwise(node: Node, want: Split, _: int) -> Needs | str:

@@ -88,7 +88,7 @@ def test_any_length_any_type_any_number_of_chunks_gives_the_plain_sum(together):
                 for length in lengths:
                     for dtype in types:
                         mine = torch.from_numpy(values(number, length)).to(dtype)
-                        plain = mine.float()
+                        plain = mine.float().clone()
                         dist.all_reduce(plain, group=group)
                         done.append((f"{schedule.algorithm} {length} {dtype}", executor.run(mine).float(), plain))
                 executor.close()

@@ -2,16 +2,17 @@
 
 Each chunk is copied into shared memory; each rank adds its part from all rows; the parts are summed between hosts, each
 part's keepers among themselves; and each rank copies the whole back. Several chunks are under way, so the links between
-hosts rest only while the first is added and the last is copied.
+hosts rest only while the first is added and the last is copied. Tensors that `empty` lent lie in that memory already:
+only what others have summed is copied.
 """
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -33,7 +34,8 @@ CHUNKS = 12
 MOST_WHOLE = 64 * 2**20
 """Bytes that travel as one chunk where a compressor stands between hosts."""
 
-_HERE, _SUMMED = b"h", b"s"
+_HERE, _SUMMED, _COPIED = b"h", b"s", b"c"
+"""What ranks of a host tell each other: a chunk is in memory; my parts of it are summed; I need your tensor no more."""
 
 
 class Pending:
@@ -59,10 +61,6 @@ class Pending:
             raise ConnectionError(str(self._error)) from self._error
 
 
-class _Waits(Protocol):
-    def wait(self) -> object: ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
     """What a rank looks after of one tensor: some elements, the group of those who do so on other hosts, a name."""
@@ -80,7 +78,9 @@ class _Chunk:
     number: int
     work: Pending
     is_last: bool
-    rows: list[Tensor] = field(default_factory=list)
+    is_lent: bool
+    rows: list[Tensor]
+    left: int = 0  # parts that are between hosts
 
 
 class Hierarchy:
@@ -116,15 +116,13 @@ class Hierarchy:
         self._lock = threading.Lock()
         self._new: deque[_Chunk] = deque()
         self._pending: deque[Pending] = deque()
-        self._between_done: deque[BaseException | None] = deque()
-        self._to_wait: deque[Callable[[], None]] = deque()
-        self._waits = threading.Semaphore(0)
+        self._back: deque[tuple[_Chunk, BaseException | None]] = deque()
+        self._hooks: queue.SimpleQueue[tuple[_Chunk, Callable[[], None]] | None] = queue.SimpleQueue()
         self._error: BaseException | None = None
         self._closing = False
-        self._threads = [
-            threading.Thread(target=self._live, name="supernode-meeting", daemon=True),
-            threading.Thread(target=self._wait_between, name="supernode-between", daemon=True),
-        ]
+        self._threads = [threading.Thread(target=self._live, name="supernode-meeting", daemon=True)]
+        if between:
+            self._threads.append(threading.Thread(target=self._compress, name="supernode-between", daemon=True))
         for thread in self._threads:
             thread.start()
 
@@ -137,9 +135,16 @@ class Hierarchy:
         """
         work = Pending()
         vector = flat.detach().view(-1)
+        lent = self._shared.lent(vector)
         cut = [
             _Chunk(
-                tensor=vector[first : first + length], key=f"{key}.{number}", number=number, work=work, is_last=False
+                tensor=vector[first : first + length],
+                key=f"{key}.{number}",
+                number=number,
+                work=work,
+                is_last=False,
+                is_lent=bool(lent),
+                rows=[row[first : first + length] for row in lent],
             )
             for number, (first, length) in enumerate(self._cut(vector.numel(), vector.element_size(), chunks))
         ]
@@ -156,6 +161,13 @@ class Hierarchy:
         self._shared.wake()
         return work
 
+    def empty(self, elements: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Return a tensor in the memory of the host, for sums without copying into it; all ranks call this alike.
+
+        The memory is held until `close`. What is written after a sum is done is seen by nobody else.
+        """
+        return self._shared.lend(elements, dtype)
+
     def parts(self, elements: int, itemsize: int, key: str = "") -> list[Part]:
         """Return which parts of a tensor this rank looks after, as `between` will be handed them."""
         return [
@@ -168,7 +180,7 @@ class Hierarchy:
     def close(self) -> None:
         """End the threads; sums under way are dropped."""
         self._closing = True
-        self._waits.release()
+        self._hooks.put(None)
         self._shared.wake()
         for thread in self._threads:
             thread.join(timeout=min(5.0, self._limit))
@@ -204,17 +216,21 @@ class Hierarchy:
 
     def _move(self) -> None:
         under_way: deque[_Chunk] = deque()
-        # Counts of chunks, since the beginning: that a rank has put into memory, and that it has summed.
-        here, summed = [0] * self._shared.size, [0] * self._shared.size
+        leaving: deque[Pending] = deque()
+        # Counts since the beginning: of chunks that a rank has put into memory, of those whose parts it has summed,
+        # of lent tensors that it has copied from.
+        here, summed, copied = ([0] * self._shared.size for _ in range(3))
+        ended = 0
         me, first, added = self._shared.index, 0, 0  # `first` is the number of under_way[0]
         while not self._closing:
             moved = False
             while self._new and len(under_way) < self._window:
                 with self._lock:
                     chunk = self._new.popleft()
-                slot = here[me] % (2 * self._window)
-                chunk.rows = self._shared.rows(slot, chunk.tensor.numel(), chunk.tensor.dtype)
-                chunk.rows[me].copy_(chunk.tensor)
+                if not chunk.is_lent:
+                    slot = here[me] % (2 * self._window)
+                    chunk.rows = self._shared.rows(slot, chunk.tensor.numel(), chunk.tensor.dtype)
+                    self._put(chunk)
                 under_way.append(chunk)
                 here[me] += 1
                 self._shared.tell(_HERE)
@@ -225,79 +241,103 @@ class Hierarchy:
                 self._add(under_way[added - first])
                 added += 1
                 moved = True
-            while self._between_done:
-                error = self._between_done.popleft()
+            while self._back:
+                chunk, error = self._back.popleft()
                 if error is not None:
                     raise error
+                chunk.left -= 1
+            # Words carry no numbers, so they are told in order, whichever part comes back first.
+            while summed[me] < added and under_way[summed[me] - first].left == 0:
                 summed[me] += 1
                 self._shared.tell(_SUMMED)
                 moved = True
             if min(summed) > first:
-                self._finish(under_way.popleft())
+                chunk = under_way.popleft()
+                self._finish(chunk)
                 first += 1
                 moved = True
-            heard = self._shared.hear(0 if moved else (self._limit if under_way else None))
+                if chunk.is_last and chunk.is_lent:
+                    copied[me] += 1
+                    self._shared.tell(_COPIED)
+                    leaving.append(chunk.work)
+                elif chunk.is_last:
+                    self._end(chunk.work)
+            while min(copied) > ended:
+                self._end(leaving.popleft())
+                ended += 1
+            heard = self._shared.hear(0 if moved else (self._limit if under_way or leaving else None))
             if heard is None and not moved:
                 raise ConnectionError(f"wait timeout: no word from the ranks of this host for {self._limit:g} s")
             for number, words in heard or ():
                 here[number] += words.count(_HERE)
                 summed[number] += words.count(_SUMMED)
+                copied[number] += words.count(_COPIED)
+
+    def _put(self, chunk: _Chunk) -> None:
+        """Copy into memory what the others will add: all but this rank's own parts."""
+        row = chunk.rows[self._shared.index]
+        low = 0
+        for _, own_low, own_high in (*self._bounds(chunk.tensor.numel()), (0, chunk.tensor.numel(), 0)):
+            row[low:own_low].copy_(chunk.tensor[low:own_low])
+            low = own_high
 
     def _add(self, chunk: _Chunk) -> None:
         """Add up this rank's part of a chunk, and send it on its way between the hosts."""
         me = self._shared.index
-        works: list[_Waits] = []
-        hooks: list[tuple[Tensor, dist.ProcessGroup, str]] = []
-        for part, low, high in self._bounds(chunk.tensor.numel()):
-            others = [row[low:high] for index, row in enumerate(chunk.rows) if index != me]
+        bounds = list(self._bounds(chunk.tensor.numel()))
+        chunk.left = len(bounds) if self._groups else 0
+        for part, low, high in bounds:
             total = chunk.rows[me][low:high]
-            _add_up(total, others)
+            others = [row[low:high] for index, row in enumerate(chunk.rows) if index != me]
+            _add_up(total, chunk.tensor[low:high], others)
             if self._groups:
-                group = self._groups[part][chunk.number % len(self._groups[part])]
-                if self._between:
-                    hooks.append((total, group, f"{chunk.key}.{part}"))
-                else:
-                    work = dist.all_reduce(total, group=group, async_op=True)
-                    assert work is not None
-                    works.append(work)
-        if not self._groups:
-            self._between_done.append(None)
+                groups = self._groups[part]
+                self._send(chunk, total, groups[chunk.number % len(groups)], f"{chunk.key}.{part}")
+
+    def _send(self, chunk: _Chunk, total: Tensor, group: dist.ProcessGroup, key: str) -> None:
+        """Begin the sum of a part between hosts."""
+        between = self._between
+        if between is not None:
+            self._hooks.put((chunk, lambda: between(total, group, key)))
             return
+        work = dist.all_reduce(total, group=group, async_op=True)
+        assert work is not None
+        work.get_future().add_done_callback(lambda future: self._came_back(chunk, future))
 
-        def settle() -> None:
-            for work in works:
-                work.wait()
-            for tensor, group, key in hooks:
-                assert self._between is not None
-                self._between(tensor, group, key)
+    def _came_back(self, chunk: _Chunk, future: torch.futures.Future[list[Tensor]]) -> None:
+        """Note that a part is back, on one of gloo's threads."""
+        error: BaseException | None = None
+        try:
+            future.value()
+        except BaseException as caught:  # noqa: BLE001 - raised on the thread of the meeting
+            error = caught
+        self._back.append((chunk, error))
+        self._shared.wake()
 
-        self._to_wait.append(settle)
-        self._waits.release()
-
-    def _wait_between(self) -> None:
-        """Wait for what is between hosts, one chunk after the other."""
-        while True:
-            self._waits.acquire()
-            if self._closing:
-                return
+    def _compress(self) -> None:
+        """Do what stands between hosts, one part after the other."""
+        while (task := self._hooks.get()) is not None:
+            chunk, act = task
             error = None
             try:
                 with torch.no_grad():
-                    self._to_wait.popleft()()
-            except BaseException as caught:  # noqa: BLE001 - raised on the other thread
+                    act()
+            except BaseException as caught:  # noqa: BLE001 - raised on the thread of the meeting
                 error = caught
-            self._between_done.append(error)
+            self._back.append((chunk, error))
             self._shared.wake()
 
     def _finish(self, chunk: _Chunk) -> None:
         """Copy the sum back: each part from the row of the rank that looked after it."""
         edges = self._edges(chunk.tensor.numel())
         for row, low, high in zip(self._row, edges[:-1], edges[1:], strict=True):
-            chunk.tensor[low:high].copy_(chunk.rows[row][low:high])
-        if chunk.is_last:
-            with self._lock:
-                self._pending.remove(chunk.work)
-            chunk.work.end()
+            if not chunk.is_lent or row != self._shared.index:
+                chunk.tensor[low:high].copy_(chunk.rows[row][low:high])
+
+    def _end(self, work: Pending) -> None:
+        with self._lock:
+            self._pending.remove(work)
+        work.end()
 
     def _fail(self, error: BaseException) -> None:
         with self._lock:
@@ -308,13 +348,17 @@ class Hierarchy:
             work.end(error)
 
 
-def _add_up(total: Tensor, others: list[Tensor]) -> None:
-    """Add tensors to the first; halves in float32, rounded once."""
-    if total.dtype in (torch.float16, torch.bfloat16) and len(others) > 1:
-        exact = total.float()
+def _add_up(total: Tensor, own: Tensor, others: list[Tensor]) -> None:
+    """Put the sum into `total`, which may be `own`; halves are added in float32 and rounded once."""
+    if not others:
+        if total.data_ptr() != own.data_ptr():
+            total.copy_(own)
+    elif total.dtype in (torch.float16, torch.bfloat16) and len(others) > 1:
+        exact = own.float()
         for other in others:
             exact += other
         total.copy_(exact)
-        return
-    for other in others:
-        total += other
+    else:
+        torch.add(own, others[0], out=total)
+        for other in others[1:]:
+            total += other

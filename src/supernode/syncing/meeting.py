@@ -6,6 +6,7 @@ import queue
 import threading
 from typing import Protocol
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -34,6 +35,12 @@ class Meeting(Protocol):
     def start(self, flat: Tensor, key: str = "") -> Work:
         """Begin to sum a contiguous tensor over the group, in place; `key` names it from step to step."""
 
+    def empty(self, elements: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Return a tensor that is summed without being copied first, where there is such a thing.
+
+        All ranks call this alike. It is held until `close`, so it is for tensors that meet again and again.
+        """
+
     def close(self) -> None:
         """Let go of threads, sockets and memory."""
 
@@ -55,6 +62,10 @@ class Own:
         """Begin a sum."""
         work = dist.all_reduce(flat, group=self._group, async_op=True)
         return Done() if work is None else work
+
+    def empty(self, elements: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Return a tensor like any other."""
+        return torch.zeros(elements, dtype=dtype)
 
     def close(self) -> None:
         """Leave the group to those who made it."""
@@ -78,6 +89,10 @@ class Coarse:
         """Begin a sum."""
         return self._hierarchy.start(flat, key, chunks=self._chunks)
 
+    def empty(self, elements: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Return a tensor in the memory of the host."""
+        return self._hierarchy.empty(elements, dtype)
+
     def close(self) -> None:
         """Leave the hierarchy to those who made it."""
 
@@ -90,9 +105,9 @@ class Executed:
         chunk: bytes of the vector that go through the schedule together.
     """
 
-    def __init__(self, schedule: Schedule, group: dist.ProcessGroup, hosts: Hosts, name: str, *, chunk: int) -> None:
-        self.name = schedule.algorithm
-        self._executor = Executor(schedule, subgroup(group, hosts.order, name), chunk=chunk)
+    def __init__(self, name: str, schedule: Schedule, group: dist.ProcessGroup, hosts: Hosts, *, chunk: int) -> None:
+        self.name = name
+        self._executor = Executor(schedule, subgroup(group, hosts.order, f"{hosts.token}-{name}"), chunk=chunk)
         self._tasks: queue.SimpleQueue[tuple[Tensor, Pending] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._live, name="supernode-executed", daemon=True)
         self._thread.start()
@@ -102,6 +117,10 @@ class Executed:
         work = Pending()
         self._tasks.put((flat.detach().view(-1), work))
         return work
+
+    def empty(self, elements: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Return a tensor like any other."""
+        return torch.zeros(elements, dtype=dtype)
 
     def close(self) -> None:
         """End the threads once what was started is done."""

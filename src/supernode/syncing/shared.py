@@ -34,9 +34,16 @@ class Shared:
         slot: bytes of one rank's row of one slot.
     """
 
-    def __init__(self, *, index: int, size: int, peers: dict[int, socket.socket], memory: mmap.mmap, slot: int) -> None:
+    def __init__(
+        self, *, index: int, size: int, peers: dict[int, socket.socket], memory: mmap.mmap, slots: int, slot: int
+    ) -> None:
         self.index, self.size, self.slot = index, size, slot
         self._peers, self._memory = peers, memory
+        # Behind the slots each rank has a room of its own, from which `lend` gives.
+        self._rooms = slots * size * slot
+        self._room = (len(memory) - self._rooms) // size
+        self._lent = 0
+        self._base = torch.frombuffer(memory, dtype=torch.uint8, count=1).data_ptr()
         self._selector = selectors.DefaultSelector()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._selector.register(self._wake, selectors.EVENT_READ)
@@ -47,6 +54,30 @@ class Shared:
         """Return the first elements of every rank's row of a slot, each (elements,); writing them writes the memory."""
         return [
             torch.frombuffer(self._memory, dtype=dtype, count=elements, offset=(slot * self.size + row) * self.slot)
+            for row in range(self.size)
+        ]
+
+    def lend(self, elements: int, dtype: torch.dtype) -> Tensor:
+        """Return zeros in this rank's room, which the others see too, if all have called this alike.
+
+        Where the room is used up, which is as large as the computer's memory, the tensor is one that nobody else sees.
+        """
+        nbytes = -(-elements * dtype.itemsize // mmap.PAGESIZE) * mmap.PAGESIZE
+        if elements == 0 or self._lent + nbytes > self._room:
+            return torch.zeros(elements, dtype=dtype)
+        start = self._rooms + self.index * self._room + self._lent
+        self._lent += nbytes
+        return torch.frombuffer(self._memory, dtype=dtype, count=elements, offset=start)
+
+    def lent(self, vector: Tensor) -> list[Tensor]:
+        """Return the same place in every rank's room, own row included; empty for a tensor that `lend` did not give."""
+        place = vector.data_ptr() - self._base - self._rooms - self.index * self._room
+        if vector.numel() == 0 or not 0 <= place < self._lent:
+            return []
+        return [
+            torch.frombuffer(
+                self._memory, dtype=vector.dtype, count=vector.numel(), offset=self._rooms + row * self._room + place
+            )
             for row in range(self.size)
         ]
 
@@ -127,10 +158,15 @@ def share(group: dist.ProcessGroup, hosts: Hosts, name: str, *, slots: int, slot
         dist.all_reduce(torch.zeros(1), group=group)  # Now all listen.
         try:
             peers = _connect(listener, [_address(name, hosts, other) for other in range(index)], index, size, limit)
-            memory = _memory(peers, index, slots * size * slot)
+            memory = _memory(peers, index, slots * size * slot + size * _room())
         except (TimeoutError, OSError) as error:
             raise ConnectionError(f"connection refused by a rank of this host: {error}") from error
-    return Shared(index=index, size=size, peers=peers, memory=memory, slot=slot)
+    return Shared(index=index, size=size, peers=peers, memory=memory, slots=slots, slot=slot)
+
+
+def _room() -> int:
+    """Return the bytes of a rank's room: more than it can ever fill."""
+    return os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
 
 
 def _address(name: str, hosts: Hosts, index: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
@@ -25,14 +26,16 @@ def together(tmp_path: Path) -> Together:
 
     def run(function: Callable[[int], Any], *, ranks: int = 2) -> list[Any]:
         children = []
+        # What ranks of an earlier call left in their store would lead these astray.
+        folder = Path(tempfile.mkdtemp(prefix="ranks-", dir=tmp_path))
         for rank in range(ranks):
             pid = os.fork()
             if pid == 0:
-                _become(rank, ranks, function, tmp_path)
+                _become(rank, ranks, function, folder)
             children.append(pid)
         codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
         assert codes == [0] * ranks, "a rank failed; its words are above"
-        results = [(tmp_path / f"result-{rank}").read_bytes() for rank in range(ranks)]
+        results = [(folder / f"result-{rank}").read_bytes() for rank in range(ranks)]
         return [pickle.loads(result) for result in results]  # noqa: S301 - written by the forks above
 
     return run

@@ -26,8 +26,8 @@ import xxhash
 
 import harness
 from hosts import MBIT, Hosts, emulated
-from supernode.syncing.choose import Chosen, choose, described
-from supernode.syncing.hosts import find_hosts, group_by_host
+from supernode.syncing.choose import Chosen, between_hosts, choose
+from supernode.syncing.hosts import find_hosts
 from supernode.syncing.meeting import Meeting, ordered
 
 MIB = 2**20
@@ -88,25 +88,6 @@ class Cell:
     def median(self) -> float:
         """Seconds of the pick."""
         return statistics.median(self.seconds["pick"])
-
-
-def crossing(where: tuple[int, ...], algorithm: str, order: tuple[int, ...] | None = None) -> float:
-    """Return what a description sends between hosts, all in all, in parts of the tensor.
-
-    Args:
-        where: host of each rank.
-        order: the rank that has each number of the schedule; by default as they are.
-    """
-    identities = [(host,) for host in where]
-    hosts = group_by_host(identities, me=0)
-    schedule = described(algorithm, hosts)
-    ranks = order if order is not None else tuple(range(len(where)))
-    total = 0.0
-    for one, _ in schedule.steps():
-        source = [where[ranks[rank]] for rank in one.source]
-        target = [where[ranks[rank]] for rank in one.target]
-        total += sum(a != b for a, b in zip(source, target, strict=True)) * schedule.share
-    return total
 
 
 class Bench:
@@ -176,7 +157,8 @@ class Bench:
             self.tensors["given"] = torch.zeros(nbytes // 4)
             calls["given"] = lambda tensor: dist.all_reduce(tensor, async_op=True)
         calls["pick"] = chosen.start
-        described_bytes = self._described(pick)
+        # What each way sends between hosts, in parts of the tensor, as its description says.
+        described_bytes = {way: between_hosts(pick if way == "pick" else way, self.found) for way in calls}
         hosts = len(self.cards)
         # Each way's time is at least its bytes on a card.
         least = {way: described_bytes[way] / hosts * nbytes / goodput for way in calls}
@@ -205,14 +187,6 @@ class Bench:
             goodput=goodput, pick=pick, is_same=pick in ("given", "ordered"), seconds=seconds, over=ratio,
             bytes_over_description=over, equal=same,
         )  # fmt: skip
-
-    def _described(self, pick: str) -> dict[str, float]:
-        """Return what each way sends between hosts, in parts of the tensor."""
-        flat_given = crossing(self.where, "flat_ring")
-        flat_ordered = crossing(self.where, "flat_ring", self.found.order)
-        tiers = crossing(self.where, "ring", self.found.order)
-        known = {"given": flat_given, "ordered": flat_ordered}
-        return {**known, "pick": known.get(pick, tiers)}
 
     def _once(self, way: str, call: Callable[[torch.Tensor], Any]) -> float:
         """Return the seconds from when all are there until the last has the sum."""
@@ -326,7 +300,7 @@ def main() -> None:
     for number, ((hosts, ranks), interleaved) in enumerate(settings):
         where = tuple(rank % hosts if interleaved else rank // ranks for rank in range(hosts * ranks))
         # Every setting has its share of what is left, so that the last ones are not the ones left out.
-        left = LIMIT - (time.monotonic() - begun)
+        left = LIMIT * len(settings) / (2 * len(SHAPES)) - (time.monotonic() - begun)
         deadline = math.inf if flags.full else time.monotonic() + left / (len(settings) - number)
         with emulated(hosts) as cards:
 

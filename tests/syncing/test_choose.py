@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from supernode.collectives.grid import flat, hierarchical
 from supernode.errors import SpecError
-from supernode.syncing.choose import Choice, Predicted, choose, compressed, described
+from supernode.syncing.choose import Choice, Predicted, between_hosts, choose, compressed, described
 from supernode.syncing.hosts import group_by_host
 
 TABLE = Predicted(
@@ -55,6 +55,18 @@ def test_descriptions_are_those_of_the_hosts():
     assert described("ring", uneven).ranks == 4
     with pytest.raises(SpecError, match="3, 1 ranks"):
         described("multi_ring", uneven)
+
+
+def test_bytes_between_hosts_are_counted_on_the_descriptions():
+    interleaved, uneven = _hosts("ABAB", 0, ""), _hosts("AAAB", 0, "")
+
+    # A ring of four sends 2 · 3/4 of the tensor over each of its edges, of which all four or two go between hosts.
+    assert between_hosts("given", interleaved) == pytest.approx(4 * 1.5)
+    assert between_hosts("ordered", interleaved) == pytest.approx(2 * 1.5)
+    # In tiers each of h hosts sends 2 (h - 1) / h, however many ranks it has.
+    assert between_hosts("hierarchical/1", interleaved) == pytest.approx(2 * 1.0)
+    assert between_hosts("hierarchical", uneven) == pytest.approx(2 * 1.0)
+    assert between_hosts("hierarchical", _hosts("AABBCC", 0, "")) == pytest.approx(3 * 4 / 3)
 
 
 def test_ranks_agree_on_ways_that_all_give_the_plain_sum(together):
@@ -102,11 +114,11 @@ def test_ranks_agree_on_ways_that_all_give_the_plain_sum(together):
     assert first["hierarchical"][1] == ("hierarchical",)
     assert first["torus"][1] == ("multi_ring",)
     taken, sizes, seconds, measured, spent = first["auto"][1:]
-    assert set(seconds) == {"given", "ordered", "hierarchical", "hierarchical/1", "hierarchical/4"}
+    assert set(seconds) == {"given", "ordered", "hierarchical", "hierarchical/1"}
     assert measured[0]
     for at in range(len(sizes)):
-        # Within the part that counts as noise, the quickest is taken.
-        assert seconds[taken[at]][at] <= 1.03 * min(row[at] for row in seconds.values())
+        # Within what counts as alike, the quickest is taken.
+        assert seconds[taken[at]][at] <= (1.03 if measured[at] else 1.15) * min(row[at] for row in seconds.values())
     assert spent > 0
 
 

@@ -8,12 +8,12 @@ sizes at which ways are close.
 from __future__ import annotations
 
 import math
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -25,19 +25,13 @@ from supernode.registry import lookup
 from supernode.syncing.hierarchy import Between, Hierarchy
 from supernode.syncing.hosts import Hosts, find_hosts
 from supernode.syncing.meeting import Coarse, Executed, Meeting, Own, Work, ordered
+from supernode.syncing.trial import CONTENDS, PROBES, Trial
 
-PROBES = (64 * 2**10, 2**20)
-"""Bytes that are tried before the sizes asked for, so that no first try is a long one."""
 BUDGET = 1.0
 """Seconds that trying may take in all, about."""
-ROUNDS, MOST_ROUNDS = 3, 12
-"""How often a size is tried at first, and at most."""
-CONTENDS, CONTENDS_COLD = 1.25, 2.5
-"""A way goes on being tried while it takes no more than so many times the quickest: once warm, and the first time."""
-ALIKE = 0.03
-"""Ways this close are told apart by the prediction, as noise would."""
-COARSE = (1, 4)
-"""Chunks of the hierarchies tried besides the fine one."""
+ALIKE, ALIKE_UNTRIED = 0.03, 0.15
+"""Ways this close, where both were tried and where not, are told apart by the prediction, then by their bytes between
+hosts; by their times they could not."""
 EXECUTED_CHUNK = 4 * 2**20
 """Bytes that an executed schedule has under way in one go; its messages are this over the pieces."""
 
@@ -166,7 +160,7 @@ def choose(
         if len(made) == 1 or group.size() == 1 or budget <= 0:
             choice = _without_trying(made, classes, predicted)
         else:
-            choice = _try(group, made, classes, predicted, budget, begun)
+            choice = _try(group, made, classes, predicted, hosts, budget, begun)
         return Chosen(made, choice, hosts, stack.pop_all())
     raise AssertionError
 
@@ -190,7 +184,7 @@ def _auto(group: dist.ProcessGroup, hosts: Hosts, predicted: Predicted | None) -
     ways.append(ordered(group, hosts, hosts.token))
     if max(hosts.sizes) > 1:
         whole = Hierarchy(group, hosts, hosts.token)
-        ways += [whole, *(Coarse(whole, chunks) for chunks in COARSE)]
+        ways += [whole, Coarse(whole, 1)]
     if predicted is not None:
         for name in ("halving", "direct", "multi_ring"):
             if predicted.is_near_best(name) and len(set(hosts.sizes)) == 1:
@@ -232,6 +226,20 @@ def described(algorithm: str, hosts: Hosts) -> Schedule:
     return hierarchical("all_reduce", grid, (algorithm,) * 2)
 
 
+def between_hosts(way: str, hosts: Hosts) -> float:
+    """Return what a way sends between hosts, all in all, in parts of the tensor."""
+    name = way.partition("/")[0]
+    schedule = described(FABRIC_NAMES.get(name, name), hosts)
+    host = {rank: number for number, ranks in enumerate(hosts.groups) for rank in ranks}
+    # gloo's ring goes by the group's own numbers; everything else goes host by host.
+    ranks = range(len(host)) if name == "given" else hosts.order
+    where = np.array([host[rank] for rank in ranks])
+    return sum(
+        float(np.count_nonzero(where[one.source] != where[one.target])) * one.repeats * schedule.share
+        for lane in schedule.lanes for one in lane
+    )  # fmt: skip
+
+
 def compressed(group: dist.ProcessGroup, between: Between, *, hosts: Hosts | None = None) -> Hierarchy:
     """Return the hierarchy in which a compressor takes the place of the sum between hosts."""
     hosts = find_hosts(group) if hosts is None else hosts
@@ -256,110 +264,24 @@ def _without_trying(ways: Mapping[str, Meeting], sizes: Sequence[int], predicted
     return Choice(sizes=tuple(sizes), seconds=rows, measured=(False,) * len(sizes), taken=tuple(taken), spent=0.0)
 
 
-class _Trial:
-    """Tries ways, in step with the other ranks; all decisions rest on numbers that the ranks share."""
-
-    def __init__(self, group: dist.ProcessGroup, ways: Mapping[str, Meeting], budget: float, begun: float) -> None:
-        self._group, self._ways, self._budget, self._begun = group, ways, budget, begun
-        self._samples: dict[int, dict[str, list[float]]] = {}
-        self._expected: dict[int, dict[str, float]] = {}
-        self._tensors: dict[tuple[str, int], Tensor] = {}
-        self.spent = 0.0
-
-    def tried(self, size: int) -> bool:
-        """Tell whether a size was tried, or is only expected."""
-        return any(self._samples[size].values())
-
-    def seconds(self, size: int) -> dict[str, float]:
-        """Return the time of each way: the median, without the first time, which touches memory that later ones find.
-
-        A way that was not tried at this size has what was expected of it.
-        """
-        return {
-            way: statistics.median(seen[1:] or seen) if seen else self._expected[size][way]
-            for way, seen in self._samples[size].items()
-        }
-
-    def meet(self, size: int) -> None:
-        """Try a size larger than all before, as far as the budget allows."""
-        self._expected[size] = self._expect(size)
-        self._samples[size] = {way: [] for way in self._ways}
-        is_first = len(self._samples) == 1
-        for number in range(ROUNDS):
-            turn = self._contenders(size, CONTENDS if number > 1 else CONTENDS_COLD)
-            if (number and len(turn) < 2) or not self._round(size, turn, always=is_first):
-                return
-
-    def refine(self, sizes: Sequence[int]) -> None:
-        """Spend what is left of the budget on ways that are close."""
-        is_moving = True
-        while is_moving:
-            is_moving = False
-            for size in sizes:
-                turn = self._contenders(size, CONTENDS)
-                few = self.tried(size) and min(len(self._samples[size][way]) for way in turn) < MOST_ROUNDS
-                if len(turn) > 1 and few and self._round(size, turn):
-                    is_moving = True
-
-    def _contenders(self, size: int, times: float) -> list[str]:
-        seconds = self.seconds(size)
-        return [way for way, value in seconds.items() if value <= times * min(seconds.values())]
-
-    def _round(self, size: int, turn: Sequence[str], *, always: bool = False) -> bool:
-        """Try some ways once; returns False if there is no time for it."""
-        seconds = self.seconds(size)
-        if not always and self.spent + sum(seconds[way] for way in turn) > self._budget:
-            return False
-        for way in turn:
-            self._samples[size][way].append(self._once(self._ways[way], size))
-        return True
-
-    def _expect(self, size: int) -> dict[str, float]:
-        """Return what each way would take: on the line through the two sizes before."""
-        if not self._samples:
-            return dict.fromkeys(self._ways, 0.0)
-        *before, last = self._samples
-        now = self.seconds(last)
-        if not before:
-            return {way: value * size / last for way, value in now.items()}
-        then = self.seconds(before[-1])
-        slope = {way: max(0.0, now[way] - then[way]) / (last - before[-1]) for way in self._ways}
-        return {way: now[way] + slope[way] * (size - last) for way in self._ways}
-
-    def _tensor(self, way: Meeting, nbytes: int) -> Tensor:
-        """Return a tensor that is like those to come; hierarchies of any chunks share one."""
-        name = way.name.partition("/")[0], nbytes
-        if name not in self._tensors:
-            self._tensors[name] = way.empty(max(1, nbytes // 4))
-        return self._tensors[name]
-
-    def _once(self, way: Meeting, nbytes: int) -> float:
-        """Return the seconds of a sum, from when all are there until the last has it; the same on all ranks."""
-        tensor = self._tensor(way, nbytes)
-        dist.all_reduce(torch.zeros(1), group=self._group)
-        begun = time.perf_counter()
-        way.start(tensor).wait()
-        ended = time.perf_counter()
-        told = torch.tensor([ended - begun, ended - self._begun], dtype=torch.float64)
-        dist.all_reduce(told, op=dist.ReduceOp.MAX, group=self._group)
-        self.spent = float(told[1])
-        return float(told[0])
-
-
 def _try(
     group: dist.ProcessGroup, ways: Mapping[str, Meeting], sizes: Sequence[int], predicted: Predicted | None,
-    budget: float, begun: float,
+    hosts: Hosts, budget: float, begun: float,
 ) -> Choice:  # fmt: skip
     """Return the choice by trying."""
-    trial = _Trial(group, ways, budget, begun)
+    trial = Trial(group, ways, budget, begun)
     for size in sorted({*sizes, *(probe for probe in PROBES if probe < max(sizes))}):
         trial.meet(size)
     trial.refine(sizes)
     found = [trial.seconds(size) for size in sizes]
     taken = []
     for size, seconds in zip(sizes, found, strict=True):
-        alike = [way for way in ways if seconds[way] <= min(seconds.values()) * (1 + ALIKE)]
-        taken.append(min(alike, key=lambda way: (_predicted_seconds(predicted, way, size), seconds[way])))
+        most = min(seconds.values()) * (1 + (ALIKE if trial.tried(size) else ALIKE_UNTRIED))
+        alike = {
+            way: (_predicted_seconds(predicted, way, size), between_hosts(way, hosts), seconds[way])
+            for way in ways if seconds[way] <= most
+        }  # fmt: skip
+        taken.append(min(alike, key=alike.__getitem__))
     return Choice(
         sizes=tuple(sizes), seconds={way: tuple(seconds[way] for seconds in found) for way in ways},
         measured=tuple(trial.tried(size) for size in sizes), taken=tuple(taken), spent=trial.spent,

@@ -11,13 +11,14 @@ from __future__ import annotations
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from supernode.syncing.cut import CHUNKS, Cut, add_up
 from supernode.syncing.hosts import Hosts, limit_of, subgroup
 from supernode.syncing.shared import share
 
@@ -27,13 +28,6 @@ Between = Callable[[Tensor, dist.ProcessGroup, str], None]
 WINDOW = 4
 """Chunks under way at once. Memory has room for twice as many: when a rank has finished a chunk, the others may still
 copy from its row, but they have all finished the chunk that lies a window before."""
-LEAST_CHUNK, MOST_CHUNK = 128 * 2**10, 4 * 2**20
-"""Bytes of a chunk: a smaller one is mostly words and waking, a larger one leaves the links idle at start and end."""
-CHUNKS = 12
-"""Into so many a vector is cut where the bounds allow, unless said otherwise: many for slow links, few for fast."""
-MOST_WHOLE = 64 * 2**20
-"""Bytes that travel as one chunk where a compressor stands between hosts."""
-
 _HERE, _SUMMED, _COPIED = b"h", b"s", b"c"
 """What ranks of a host tell each other: a chunk is in memory; my parts of it are summed; I need your tensor no more."""
 
@@ -98,21 +92,17 @@ class Hierarchy:
     def __init__(self, group: dist.ProcessGroup, hosts: Hosts, name: str, *, between: Between | None = None) -> None:
         self.hosts = hosts
         self._between = between
-        self._most = MOST_WHOLE if between else MOST_CHUNK
+        self._cut = Cut(hosts, is_whole=between is not None)
         self._window = 2 if between else WINDOW
         self._limit = limit_of(group).total_seconds()
-        self._keepers = hosts.keepers()
         # gloo works on two sums of a group at a time; a second group keeps the links busy where chunks are small.
         self._groups: dict[int, tuple[dist.ProcessGroup, ...]] = {}
         if len(hosts.groups) > 1:
-            for part, ranks in enumerate(self._keepers):
+            for part, ranks in enumerate(hosts.keepers()):
                 if hosts.me in ranks:
                     copies = range(1 if between else 2)
                     self._groups[part] = tuple(subgroup(group, ranks, f"{name}-{part}-{copy}") for copy in copies)
-        self._shared = share(group, hosts, name, slots=2 * self._window, slot=self._most)
-        self._mine = [part for part, ranks in enumerate(self._keepers) if hosts.me in ranks]
-        # The rows, by number in this host, that hold the sums of the parts.
-        self._row = [hosts.mine.index(ranks[hosts.host]) for ranks in self._keepers]
+        self._shared = share(group, hosts, name, slots=2 * self._window, slot=self._cut.most)
         self._lock = threading.Lock()
         self._new: deque[_Chunk] = deque()
         self._pending: deque[Pending] = deque()
@@ -146,7 +136,7 @@ class Hierarchy:
                 is_lent=bool(lent),
                 rows=[row[first : first + length] for row in lent],
             )
-            for number, (first, length) in enumerate(self._cut(vector.numel(), vector.element_size(), chunks))
+            for number, (first, length) in enumerate(self._cut.chunks(vector.numel(), vector.element_size(), chunks))
         ]
         if not cut:
             work.end()
@@ -172,8 +162,8 @@ class Hierarchy:
         """Return which parts of a tensor this rank looks after, as `between` will be handed them."""
         return [
             Part(start=first + low, length=high - low, group=self._groups[part][0], key=f"{key}.{number}.{part}")
-            for number, (first, length) in enumerate(self._cut(elements, itemsize, 1))
-            for part, low, high in self._bounds(length)
+            for number, (first, length) in enumerate(self._cut.chunks(elements, itemsize, 1))
+            for part, low, high in self._cut.own(length)
             if self._groups
         ]
 
@@ -185,26 +175,6 @@ class Hierarchy:
         for thread in self._threads:
             thread.join(timeout=min(5.0, self._limit))
         self._shared.close()
-
-    def _cut(self, elements: int, itemsize: int, chunks: int) -> Iterator[tuple[int, int]]:
-        """Yield first element and length of each chunk."""
-        nbytes = elements * itemsize
-        chunk = self._most if self._between else min(max(-(-nbytes // chunks), LEAST_CHUNK), MOST_CHUNK)
-        step = chunk // (64 * itemsize) * 64
-        for first in range(0, elements, step):
-            yield first, min(step, elements - first)
-
-    def _edges(self, elements: int) -> list[int]:
-        """Return where the parts of a chunk begin and the last one ends: on cache lines, so far as it goes."""
-        parts = len(self._keepers)
-        return [min(elements, (elements * part // parts + 15) // 16 * 16) for part in range(parts + 1)]
-
-    def _bounds(self, elements: int) -> Iterator[tuple[int, int, int]]:
-        """Yield part, first element and end of what this rank looks after of a chunk."""
-        edges = self._edges(elements)
-        for part in self._mine:
-            if edges[part + 1] > edges[part]:
-                yield part, edges[part], edges[part + 1]
 
     def _live(self) -> None:
         """Move chunks on, whichever can be, until the end."""
@@ -277,19 +247,19 @@ class Hierarchy:
         """Copy into memory what the others will add: all but this rank's own parts."""
         row = chunk.rows[self._shared.index]
         low = 0
-        for _, own_low, own_high in (*self._bounds(chunk.tensor.numel()), (0, chunk.tensor.numel(), 0)):
+        for _, own_low, own_high in (*self._cut.own(chunk.tensor.numel()), (0, chunk.tensor.numel(), 0)):
             row[low:own_low].copy_(chunk.tensor[low:own_low])
             low = own_high
 
     def _add(self, chunk: _Chunk) -> None:
         """Add up this rank's part of a chunk, and send it on its way between the hosts."""
         me = self._shared.index
-        bounds = list(self._bounds(chunk.tensor.numel()))
+        bounds = list(self._cut.own(chunk.tensor.numel()))
         chunk.left = len(bounds) if self._groups else 0
         for part, low, high in bounds:
             total = chunk.rows[me][low:high]
             others = [row[low:high] for index, row in enumerate(chunk.rows) if index != me]
-            _add_up(total, chunk.tensor[low:high], others)
+            add_up(total, chunk.tensor[low:high], others)
             if self._groups:
                 groups = self._groups[part]
                 self._send(chunk, total, groups[chunk.number % len(groups)], f"{chunk.key}.{part}")
@@ -329,8 +299,7 @@ class Hierarchy:
 
     def _finish(self, chunk: _Chunk) -> None:
         """Copy the sum back: each part from the row of the rank that looked after it."""
-        edges = self._edges(chunk.tensor.numel())
-        for row, low, high in zip(self._row, edges[:-1], edges[1:], strict=True):
+        for row, low, high in self._cut.rows(chunk.tensor.numel()):
             if not chunk.is_lent or row != self._shared.index:
                 chunk.tensor[low:high].copy_(chunk.rows[row][low:high])
 
@@ -346,19 +315,3 @@ class Hierarchy:
         self._shared.hang_up()  # Those of this host hear of it now, wherever they are.
         for work in left:
             work.end(error)
-
-
-def _add_up(total: Tensor, own: Tensor, others: list[Tensor]) -> None:
-    """Put the sum into `total`, which may be `own`; halves are added in float32 and rounded once."""
-    if not others:
-        if total.data_ptr() != own.data_ptr():
-            total.copy_(own)
-    elif total.dtype in (torch.float16, torch.bfloat16) and len(others) > 1:
-        exact = own.float()
-        for other in others:
-            exact += other
-        total.copy_(exact)
-    else:
-        torch.add(own, others[0], out=total)
-        for other in others[1:]:
-            total += other

@@ -195,6 +195,7 @@ def chain(count: int) -> nn.Module:
 MODULES = {
     "mlp": seeded(lambda: nn.Sequential(nn.Linear(WIDTH, 33), nn.GELU(), nn.Linear(33, WIDTH, bias=False))),
     "chain": seeded(lambda: chain(5)),
+    "bare chain": seeded(lambda: nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(4)))),
     "gated": seeded(lambda: Gated(sliced=False)),
     "gated, sliced": seeded(lambda: Gated(sliced=True)),
     "grouped": seeded(lambda: Grouped(12, 6, native=False)),
@@ -222,6 +223,7 @@ def test_split_over_two_every_gradient_is_that_of_one_process(law: Law) -> None:
         # Only norms, routers, tables of positions and what is added after the sum are whole where all else divides.
         "mlp": set(),
         "chain": {"2.bias", "6.bias"},
+        "bare chain": {"1.bias", "3.bias"},  # A column right behind a sum.
         "gated": {"norm.weight", "norm.bias", "down.bias"},
         "gated, sliced": {"norm.weight", "norm.bias", "down.bias"},
         "grouped": {"query_norm.weight", "key_norm.weight", "key_norm.bias", "out.bias"},

@@ -222,6 +222,8 @@ class _Rewriter:
         with self.graph.inserting_after(node):
             made = self.graph.call_function(function, args)
         made.meta = dict(like.meta)
+        if like in self.trained:
+            self.trained.add(made)
         return made
 
     def _local_value(self, value: Any, want: Want) -> Any:

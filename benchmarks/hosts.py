@@ -7,12 +7,10 @@ so two runs do not meet and the kernel removes everything when the process ends,
 
 from __future__ import annotations
 
-import ctypes
 import os
 import pickle
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
@@ -25,6 +23,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
+from namespaces import die_with_parent, enter, inside, namespace
+from namespaces import words as run_words
 from supernode.errors import MachineError
 
 Result = TypeVar("Result")
@@ -36,10 +36,6 @@ HEADERS = 14 + 20 + 32
 """Bytes of a frame besides what TCP carries: Ethernet, IPv4, and TCP with timestamps (RFC 7323)."""
 BURST, PATIENCE = "256kb", "100ms"
 """What tbf lets through at once, and how long a frame may wait in it."""
-
-_CLONE_NEWNET = 0x40000000  # <linux/sched.h>
-_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +78,7 @@ class Hosts:
 
     def inside(self, host: int, function: Callable[[], Result]) -> Result:
         """Call a function on a thread that stands inside a host; sockets and processes that it makes belong there."""
-        return _inside(self._namespaces[host], function)
+        return inside(self._namespaces[host], function)
 
     def limit(self, rate: float | None) -> None:
         """Limit what each host sends, and so what it receives from any other.
@@ -93,11 +89,11 @@ class Hosts:
         for host in range(len(self)):
             if rate is not None:
                 words = f"replace dev {CARD} root tbf rate {round(rate * 8)}bit burst {BURST} latency {PATIENCE}"
-            elif self.rate is not None or "tbf" in self.inside(host, lambda: _words("tc", "qdisc", "show")):
+            elif self.rate is not None or "tbf" in self.inside(host, lambda: run_words("tc", "qdisc", "show")):
                 words = f"del dev {CARD} root"
             else:
                 continue
-            self.inside(host, lambda words=words: _words("tc", "qdisc", *words.split()))  # type: ignore[misc]
+            self.inside(host, lambda words=words: run_words("tc", "qdisc", *words.split()))  # type: ignore[misc]
         self.rate = rate
 
     def counts(self) -> list[Count]:
@@ -168,8 +164,8 @@ class Hosts:
         code = 1
         try:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            _enter(self._namespaces[host])
+            die_with_parent()
+            enter(self._namespaces[host])
             os.environ["GLOO_SOCKET_IFNAME"] = CARD
             import torch
             import torch.distributed as dist
@@ -208,7 +204,7 @@ def emulated(count: int, *, rate: float | None = None) -> Iterator[Hosts]:
         signal.signal(signal.SIGTERM, _leave)  # Else a SIGTERM would leave the ranks to the kernel alone.
     try:
         for _ in range(count + 1):
-            descriptors.append(_namespace())
+            descriptors.append(namespace())
         hosts = Hosts(descriptors[:-1], descriptors[-1])
         _join(hosts, descriptors[-1], descriptors[:-1])
         if rate is not None:
@@ -225,25 +221,6 @@ def _leave(number: int, frame: object) -> None:
     sys.exit(128 + number)
 
 
-def _namespace() -> int:
-    """Return a descriptor of a new network namespace, which lives as long as the descriptor."""
-
-    def make() -> int:
-        if _libc.unshare(_CLONE_NEWNET):
-            raise MachineError(
-                f"no network namespace can be made here: {os.strerror(ctypes.get_errno())}",
-                hint="run as root, or within `unshare --user --map-root-user --net`.",
-            )
-        # A thread that has left its process's namespace may make the new one all its own.
-        Path("/proc/thread-self/net/dev").read_text()
-        with suppress(OSError):
-            Path("/proc/sys/net/ipv6/conf/all/disable_ipv6").write_text("1")  # It would chatter on the counters.
-            Path("/proc/sys/net/ipv6/conf/default/disable_ipv6").write_text("1")
-        return os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-
-    return _on_thread(make)
-
-
 def _join(hosts: Hosts, bridge: int, namespaces: list[int]) -> None:
     """Give each host a card, and the bridge's namespace the other ends of their cables."""
     lines = ["link add br0 type bridge", "link set br0 up"]
@@ -254,7 +231,7 @@ def _join(hosts: Hosts, bridge: int, namespaces: list[int]) -> None:
             f"link set port{host} master br0",
             f"link set port{host} up",
         ]
-    _inside(bridge, lambda: _words("ip", "-batch", "-", given="\n".join(lines)))
+    inside(bridge, lambda: run_words("ip", "-batch", "-", given="\n".join(lines)))
     for host in range(len(namespaces)):
         # gloo looks for a way to the outside before it binds, so there is a default route.
         lines = [
@@ -263,22 +240,7 @@ def _join(hosts: Hosts, bridge: int, namespaces: list[int]) -> None:
             f"link set {CARD} up",
             f"route add default dev {CARD}",
         ]
-        hosts.inside(host, lambda lines=lines: _words("ip", "-batch", "-", given="\n".join(lines)))  # type: ignore[misc]
-
-
-def _words(*command: str, given: str = "") -> str:
-    """Return what a command says."""
-    try:
-        return subprocess.run(command, input=given, capture_output=True, text=True, check=True, timeout=30).stdout
-    except FileNotFoundError as error:
-        raise MachineError(
-            f"`{command[0]}` is missing", hint="install `iproute2`, which has both `ip` and `tc`."
-        ) from error
-    except subprocess.CalledProcessError as error:
-        raise MachineError(
-            f"`{' '.join(command)}` failed: {error.stderr.strip()}",
-            hint="emulated hosts need CAP_NET_ADMIN and a kernel with veth, bridge and sch_tbf.",
-        ) from error
+        hosts.inside(host, lambda lines=lines: run_words("ip", "-batch", "-", given="\n".join(lines)))  # type: ignore[misc]
 
 
 def _count() -> Count:
@@ -289,39 +251,6 @@ def _count() -> Count:
             numbers = [int(word) for word in rest.split()]
             return Count(received=numbers[0], packets_received=numbers[1], sent=numbers[8], packets_sent=numbers[9])
     raise MachineError(f"no {CARD} in this namespace", hint="count inside an emulated host.")
-
-
-def _enter(namespace: int) -> None:
-    """Move this thread (of a process with one thread: the process) into a namespace."""
-    if _libc.setns(namespace, _CLONE_NEWNET):
-        raise MachineError(f"cannot enter a network namespace: {os.strerror(ctypes.get_errno())}", hint="run as root.")
-
-
-def _inside(namespace: int, function: Callable[[], Result]) -> Result:
-    def work() -> Result:
-        _enter(namespace)
-        return function()
-
-    return _on_thread(work)
-
-
-def _on_thread(function: Callable[[], Result]) -> Result:
-    """Call a function on a thread of its own, whose namespace ends with it."""
-    answer: list[Result] = []
-    errors: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            answer.append(function())
-        except BaseException as error:  # noqa: BLE001 - raised again where it was asked for
-            errors.append(error)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
-    return answer[0]
 
 
 def _await(children: dict[int, int], patience: float) -> None:

@@ -79,13 +79,15 @@ class Trial:
         return True
 
     def _expect(self, size: int) -> dict[str, float]:
-        """Return what each way would take: on the line through the two sizes before."""
+        """Return what each way would take: on the line through the two sizes before, if there are two."""
         if not self._samples:
             return dict.fromkeys(self._ways, 0.0)
         *before, last = self._samples
         now = self.seconds(last)
         if not before:
-            return {way: value * size / last for way, value in now.items()}
+            # A small tensor tells what a way costs at least, and nothing of its bandwidth.
+            grown = min(now.values()) * (size / last - 1)
+            return {way: value + grown for way, value in now.items()}
         then = self.seconds(before[-1])
         slope = {way: max(0.0, now[way] - then[way]) / (last - before[-1]) for way in self._ways}
         return {way: now[way] + slope[way] * (size - last) for way in self._ways}

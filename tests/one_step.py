@@ -21,7 +21,7 @@ from supernode.schema.plan import Plan
 from supernode.schema.spread import Parallelism
 from supernode.training.data import Feed, TokenWindows
 from supernode.training.optimizer import build_optimizer
-from supernode.training.step import Outcome, Stepper
+from supernode.training.step import Loss, Outcome, Stepper
 
 MACHINE = build_machine(card_count=8, card="H100")
 SEQUENCE = 8
@@ -55,14 +55,25 @@ def feed_of(plan: Plan, place: Place | None, *, short: int) -> Feed:
     )  # fmt: skip
 
 
-def one_step(plan: Plan, place: Place, *, short: int = 0) -> tuple[Outcome, dict[str, Tensor], Parts]:
-    """Take one step; returns what it came to and the whole gradient of every parameter that this rank holds."""
+def take(plan: Plan, place: Place, *, short: int = 0) -> tuple[Outcome, Parts]:
+    """Take one step; returns what it came to, and what this rank holds with its gradients."""
     parts = assemble(plan, place)
     sharpen(parts)
-    loss = SplitCrossEntropy(place.group("tensor"), plan.vocabulary) if plan.layout.tensor > 1 else cross_entropy
     optimizer = build_optimizer(plan.job.optimizer, [p for _, p in parts.parameters()])
-    stepper = Stepper(plan, place, parts, feed_of(plan, place, short=short), optimizer, loss)
-    outcome = stepper.train(0)
+    feed, loss = feed_of(plan, place, short=short), loss_of(plan, place)
+    return Stepper(plan, place, parts, feed, optimizer, loss).train(0), parts
+
+
+def loss_of(plan: Plan, place: Place) -> Loss:
+    """Return the loss of a decoder's end."""
+    if plan.layout.tensor == 1:
+        return cross_entropy
+    return SplitCrossEntropy(place.group("tensor"), plan.vocabulary)
+
+
+def one_step(plan: Plan, place: Place, *, short: int = 0) -> tuple[Outcome, dict[str, Tensor], Parts]:
+    """Take one step; returns what it came to and the whole gradient of every parameter that this rank holds."""
+    outcome, parts = take(plan, place, short=short)
     return outcome, {name: whole(parameter.grad) for name, parameter in parts.parameters()}, parts
 
 

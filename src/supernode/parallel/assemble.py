@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from supernode.axes.context import attention_over, places_of
 from supernode.errors import ModelError
@@ -18,7 +17,8 @@ from supernode.models.experts import Experts, Mixture
 from supernode.parallel.chance import seed_for, seed_generators
 from supernode.parallel.mesh import Place
 from supernode.parallel.mixture import spread_experts
-from supernode.parallel.recompute import recompute_block
+from supernode.parallel.recompute import recompute_block, recompute_user
+from supernode.parallel.sharding import check_shardable, shard
 from supernode.parallel.tensor import split_block, split_embedding, split_head
 from supernode.parallel.usercode import build_user_model
 from supernode.schema.model import DecoderShape
@@ -114,8 +114,8 @@ def _decoder(shape: DecoderShape, stage: Stage, seed: int, dtype: torch.dtype, p
         if name == "head":
             module.tie()
         if name.startswith("blocks."):
-            _shard([*(part for part in unit.modules() if isinstance(part, Experts)), unit], place)
-    _shard([module], place)
+            shard([*(part for part in unit.modules() if isinstance(part, Experts)), unit], place)
+    shard([module], place)
     return module
 
 
@@ -144,28 +144,6 @@ def _split(name: str, unit: nn.Module, place: Place, *, skip_weight: bool) -> No
         split_head(unit, mesh, sequence=place.layout.sequence)
 
 
-def _shard(units: list[nn.Module], place: Place | None) -> None:
-    if place is None or place.layout.copies == 1 or place.layout.sharding != "fsdp":
-        return
-    # Weights' gradients that are put off are written to whole weights, which must last from forward to then.
-    lasts = place.layout.schedule == "zero_bubble" and place.layout.pipeline > 1
-    apart = place.expert_copies  # of the ranks that hold the same experts
-    for unit in units:
-        experts = [part for part in unit.modules() if isinstance(part, Experts)] if apart is not None else []
-        is_alone = apart is not None and apart.size() == 1
-        if experts == [unit] and is_alone:
-            continue
-        fully_shard(
-            unit, mesh=apart if apart is not None and experts == [unit] else place.copies,
-            reshard_after_forward=False if lasts else None,
-            ignored_params={p for part in experts for p in part.parameters()} if is_alone else None,
-        )  # fmt: skip
-        assert isinstance(unit, FSDPModule)
-        # Sums everywhere; the step divides once, by the tokens that count.
-        unit.set_gradient_divide_factor(1.0)
-        unit.set_force_sum_reduction_for_comms(True)
-
-
 def _fill(module: Decoder, unit: nn.Module, prefix: str, seed: int) -> None:
     with torch.no_grad():
         for name, parameter in unit.named_parameters():
@@ -190,20 +168,12 @@ def _user_parts(plan: Plan, place: Place | None) -> Parts:
     tied = _user_ties(model, plan, count) if place is not None else []
     if place is not None:
         for _, module in stages:
+            recompute_user(module, place.layout.recompute)
             if not list(module.parameters()) and place.layout.sharding == "fsdp":
                 continue
-            _check_shardable(module, place)
-            _shard([module], place)
+            check_shardable(module, place)
+            shard([module], place)
     return Parts(stages=stages, tied=tied)
-
-
-def _check_shardable(module: nn.Module, place: Place) -> None:
-    scalars = [name for name, parameter in module.named_parameters() if parameter.ndim == 0]
-    if scalars and place.layout.data > 1 and place.layout.sharding == "fsdp":
-        raise ModelError(
-            f"`{scalars[0]}` of the model is a single number without dims, which fsdp cannot shard",
-            hint="give it the shape (1,), or set `parallelism.sharding` to replicas.",
-        )
 
 
 def _check_alike(model: nn.Module, reference: str) -> None:

@@ -162,7 +162,7 @@ def _activations(model: ModelShape, ways: Strategies, software: Software) -> tup
     spread = np.where(ways.sequence_parallel > 0, ways.tensor, 1)
     kept = whole / spread + own / ways.tensor
     layer = kept + scores / ways.tensor
-    inputs = ways.element * model.width * model.layers
+    inputs = ways.element * model.width * model.layers / spread
     per_token = np.where(ways.recompute == FULL, inputs, np.where(ways.recompute == NO_RECOMPUTE, layer, kept))
     return ways.tokens * per_token, ways.tokens * layer / np.maximum(model.layers, 1)
 

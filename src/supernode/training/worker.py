@@ -29,10 +29,12 @@ from supernode.training.optimizer import build_optimizer
 from supernode.training.saving import describe_data, make_manifest, restore, tensors
 from supernode.training.step import Stepper
 from supernode.training.writing import write_sample
+from supernode.units import show_bytes
 
 _PEER_GONE = re.compile(
     r"\bgloo\b|connection (closed|reset|refused) by|connection was closed|broken pipe|wait timeout", re.IGNORECASE
 )
+_NO_MEMORY = re.compile(r"can't allocate memory|not enough memory|bad_alloc", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +98,8 @@ def live(assignment: Assignment, channel: Channel) -> int:
         theirs = blame(error, (job.module, job.data.dataset, job.data.held_out_dataset, job.data.loss))
         if theirs and not _PEER_GONE.search(theirs):
             channel.send("failed", error="ModelError", message=f"your code raised {theirs}", hint="correct that line.")
+        elif isinstance(error, MemoryError) or _NO_MEMORY.search(str(error)):
+            channel.send("failed", error="CapacityError", **_out_of_memory(assignment, str(error)))
         elif isinstance(error, (dist.DistBackendError, dist.DistNetworkError, ConnectionError)) or (
             isinstance(error, RuntimeError) and _PEER_GONE.search(str(error))
         ):
@@ -107,6 +111,29 @@ def live(assignment: Assignment, channel: Channel) -> int:
             )  # fmt: skip
         return 1
     return 0
+
+
+def _out_of_memory(assignment: Assignment, text: str) -> dict[str, str]:
+    """Return the message and the first remedy that costs least speed."""
+    plan, layout = assignment.plan, assignment.plan.layout
+    asked = re.search(r"allocate (\d+) bytes", text)
+    more = f", when it asked for {show_bytes(int(asked[1]))} more" if asked else ""
+    is_text = not plan.job.data.dataset
+    size = f"{plan.micro_batch} × {plan.job.data.sequence // layout.context} tokens" if is_text else (
+        f"{plan.micro_batch} samples"
+    )  # fmt: skip
+    if plan.micro_batch > 1:
+        remedy = f"set `gradient_accumulation` to {2 * plan.job.gradient_accumulation}"
+    elif layout.recompute != "full":
+        remedy = "set `parallelism.recompute` to full"
+    elif plan.job.shape is not None:
+        remedy = f"set `parallelism.context` to {2 * layout.context}"
+    else:
+        remedy = "set `parallelism.pipeline` higher"
+    return {
+        "message": f"rank {assignment.rank} has no memory left for a micro-batch of {size}{more}",
+        "hint": f"{remedy}, or give ranks more memory (`ulimit -d` says what a process may have).",
+    }
 
 
 def _train(assignment: Assignment, channel: Channel) -> None:

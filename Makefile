@@ -29,7 +29,8 @@ check: $(READY)  ## Lint, types, import contracts, examples in the docs.
 
 bench: $(READY)  ## Every benchmark; the last line of each is its JSON.
 	for name in cli_start allocate launch parity step_time kill forecast_accuracy nccl_accuracy search_speed \
-	    fabric_crosscheck routing placement million project_forecast events calibrated; do \
+	    fabric_crosscheck routing placement million project_forecast events calibrated overlap hierarchy compress \
+	    low_precision any_model long_sequences; do \
 	  echo "== $$name"; $(BIN)/python benchmarks/$$name.py --json || exit 1; done
 
 clean:  ## Remove the environment and what was built.

@@ -96,7 +96,7 @@ def test_interleaving_wants_whole_rounds_of_micro_batches() -> None:
     assert "`gradient_accumulation` to 4" in caught.value.hint
 
 
-def test_an_own_module_is_cut_by_pipeline_but_not_by_tensor() -> None:
-    assert resolve_layout(job(model="net.py:build", pipeline=2, accumulation=2), 2).pipeline == 2
-    with pytest.raises(SpecError, match="your own module"):
-        resolve_layout(job(model="net.py:build", tensor=2), 2)
+def test_an_own_module_takes_the_axes_that_its_graph_is_taken_apart_by() -> None:
+    found = resolve_layout(job(model="net.py:build", tensor=3, pipeline=2, accumulation=2), 6)
+
+    assert (found.tensor, found.pipeline) == (3, 2)

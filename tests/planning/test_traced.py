@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from supernode.errors import CapacityError, ModelError, SpecError
+from supernode.errors import CapacityError, SpecError
 from supernode.forecast.rates import card_of
 from supernode.hardware.assemble import build_machine
 from supernode.models.decoder import Decoder
@@ -106,11 +106,28 @@ def test_the_first_stage_of_1f1b_holds_a_micro_batch_for_each_stage_and_what_it_
     assert plan.memory.activations == 4 * (4 * 100 + 7 + 4 * 10)
 
 
-def test_a_module_that_is_no_sequence_cannot_be_cut() -> None:
-    with pytest.raises(ModelError, match=r"only an nn\.Sequential"):
-        make_plan(job(pipeline=2), MACHINE, trace=ModelTrace(parts=(part("body"), part("head"))))
+def test_a_module_that_is_no_sequence_is_cut_in_the_order_in_which_its_parts_are_met() -> None:
+    trace = ModelTrace(parts=(part("", 0), part("body.first"), part("body.second"), part("head", 3), part("loss", 0)))
+
+    plan = make_plan(job(pipeline=2), MACHINE, trace=trace)
+
+    assert bounds(plan) == [(0, 3), (3, 5)]
+    assert ("stages", "(root)–body.second | head–loss") in explain(plan)
+    assert any("cut in the graph of your module" in note for note in plan.notes)
+    assert make_plan(job(pipeline=4), MACHINE, trace=ModelTrace(parts=(part("body"), part("loss")))).memory is None
     with pytest.raises(SpecError, match="cannot fill 4 stages"):
         make_plan(job(pipeline=4), MACHINE, trace=sequence(part("0"), part("1")))
+
+
+def test_a_tensor_axis_holds_its_share_of_parameters_and_whole_activations() -> None:
+    trace = sequence(part("0", parameters=1001), part("1", parameters=2000))
+    one, two = (make_plan(job(tensor=n), MACHINE, trace=trace) for n in (1, 2))
+
+    assert one.memory is not None
+    assert two.memory is not None
+    assert (one.memory.weights, two.memory.weights) == (4 * 3001, 4 * 1501)
+    assert one.memory.activations == two.memory.activations
+    assert any("here each card has 1/2 of all parameters" in note for note in two.notes)
 
 
 def test_a_module_that_does_not_fit_is_refused_with_the_key_that_helps() -> None:

@@ -18,7 +18,7 @@ from supernode.splitting.tidy import schema_of, written
 
 
 class Everything(nn.Module):
-    """What users' modules have: a tie, a norm, in-place operations, a region without gradients, frozen and idle parts."""
+    """What users' modules have: a tie, a norm, in-place operations, no gradients for a while, frozen and idle parts."""
 
     def __init__(self) -> None:
         super().__init__()

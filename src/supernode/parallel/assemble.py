@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.distributed as dist
@@ -15,19 +15,26 @@ from supernode.errors import ModelError
 from supernode.models.decoder import Attention, Decoder
 from supernode.models.experts import Experts, Mixture
 from supernode.parallel.chance import seed_for, seed_generators
+from supernode.parallel.graphs import Trial, check_count, divide_module, loss_of, needs_graph, tell, ties
 from supernode.parallel.mesh import Place
 from supernode.parallel.mixture import spread_experts
-from supernode.parallel.recompute import recompute_block, recompute_user
+from supernode.parallel.recompute import recompute_block, recompute_stage, recompute_user
 from supernode.parallel.sharding import check_shardable, shard
 from supernode.parallel.tensor import split_block, split_embedding, split_head
 from supernode.parallel.usercode import build_user_model
+from supernode.precision.casting import cast_weights, compute_in_float32
+from supernode.precision.float8 import multiply_in_float8
+from supernode.schema.job import JobSpec
 from supernode.schema.model import DecoderShape
 from supernode.schema.plan import Plan, Stage
+from supernode.splitting.divide import Divided
+from supernode.splitting.proof import prove
+from supernode.splitting.shards import Split
 
 Tie = tuple[tuple[str, ...], tuple[int, ...]]
 """Names of one shared parameter, and the pipeline ranks that hold it."""
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -37,10 +44,20 @@ class Parts:
     Attributes:
         stages: the rank's stages with their modules, in pipeline order.
         tied: for each parameter that other stages hold too, its names and the pipeline ranks that hold it.
+        divided: the user's module as a graph in parts, where it is run so.
+        notes: what is to be told of those parts, by subject.
     """
 
     stages: list[tuple[Stage, nn.Module]]
     tied: list[Tie]
+    divided: Divided | None = None
+    notes: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def segments(self) -> dict[str, Split]:
+        """How each parameter and buffer is split that a tensor rank holds in several pieces."""
+        report = self.divided.report if self.divided is not None else None
+        return {held.name: held.split for held in report.segmented if held.split} if report is not None else {}
 
     @property
     def modules(self) -> list[nn.Module]:
@@ -65,24 +82,26 @@ class Parts:
             yield from ((name, buffer) for name, buffer in module.named_buffers() if name in kept)
 
 
-def assemble(plan: Plan, place: Place | None) -> Parts:
+def assemble(plan: Plan, place: Place | None, trial: Trial | None = None) -> Parts:
     """Build this rank's part of the model; the whole model where `place` is None.
+
+    Args:
+        trial: a micro-batch, with which the user's module is made a graph where the plan takes it apart.
 
     Raises:
         ModelError: the user's model cannot be loaded, or cannot be cut as the plan wants.
     """
     shape = plan.job.shape
     if shape is None:
-        return _user_parts(plan, place)
+        return _user_parts(plan, place, trial)
     shape = replace(shape, vocabulary=plan.vocabulary)
     mine = [stage for stage in plan.stages if place is None or stage.rank == place.pipeline]
-    dtype = DTYPES[plan.job.precision]
     if place is None:
         whole = Stage(index=0, rank=0, first=0, last=shape.layers, embeds=True, heads=True)
-        return Parts(stages=[(whole, _decoder(shape, whole, plan.job.seed, dtype, None))], tied=[])
+        return Parts(stages=[(whole, _decoder(shape, whole, plan.job, None))], tied=[])
     stages: list[tuple[Stage, nn.Module]] = []
     for stage in mine:
-        module = _decoder(shape, stage, plan.job.seed, dtype, place)
+        module = _decoder(shape, stage, plan.job, place)
         _share_tokens(module, place, plan.job.data.sequence)
         for block in module.blocks.values():
             recompute_block(block, place.layout.recompute)
@@ -93,8 +112,9 @@ def assemble(plan: Plan, place: Place | None) -> Parts:
     return Parts(stages=stages, tied=tied)
 
 
-def _decoder(shape: DecoderShape, stage: Stage, seed: int, dtype: torch.dtype, place: Place | None) -> Decoder:
+def _decoder(shape: DecoderShape, stage: Stage, job: JobSpec, place: Place | None) -> Decoder:
     """Build one stage unit by unit, so that no more than one unsplit block is in memory at a time."""
+    seed, dtype = job.seed, DTYPES[job.precision]
     with torch.device("meta"):
         module = Decoder(shape, blocks=range(stage.first, stage.last), embeds=stage.embeds, heads=stage.heads)
     units: list[tuple[str, nn.Module]] = [(f"blocks.{number}", block) for number, block in module.blocks.items()]
@@ -111,6 +131,11 @@ def _decoder(shape: DecoderShape, stage: Stage, seed: int, dtype: torch.dtype, p
             _split(name, unit, place, skip_weight=name == "head" and tied_here)
         if place is not None and isinstance(mixture := getattr(unit, "mlp", None), Mixture):
             spread_experts(mixture.experts, place)
+        # Once it is split and before it is sharded, recomputed or tied: none of these may see another weight.
+        if job.arithmetic == "float32":
+            compute_in_float32(unit)
+        elif job.arithmetic == "float8" and name.startswith("blocks."):
+            multiply_in_float8(unit)
         if name == "head":
             module.tie()
         if name.startswith("blocks."):
@@ -152,28 +177,56 @@ def _fill(module: Decoder, unit: nn.Module, prefix: str, seed: int) -> None:
             module.initialise(canonical, parameter, torch.Generator().manual_seed(seed_for(seed, canonical)))
 
 
-def _user_parts(plan: Plan, place: Place | None) -> Parts:
+def _user_parts(plan: Plan, place: Place | None, trial: Trial | None) -> Parts:
     seed_generators(seed_for(plan.job.seed, "model"))
-    model = build_user_model(plan.job.module).to(DTYPES[plan.job.precision])
+    model = build_user_model(plan.job.module)
+    if plan.job.arithmetic == "float32":  # Running statistics stay in float32, as what is computed with them.
+        cast_weights(model, DTYPES[plan.job.precision])
+    else:
+        model = model.to(DTYPES[plan.job.precision])
     if place is not None:
         _check_alike(model, plan.job.module)
+    if trial is not None:
+        trial.accepts(model)
     count = len(plan.stages)
-    if place is None or count == 1:
-        stages = [(plan.stages[0], model)]
+    is_graph = place is not None and trial is not None and needs_graph(model, plan)
+    if plan.job.arithmetic != "same":
+        if is_graph:
+            raise ModelError(
+                f"`arithmetic` is {plan.job.arithmetic}, and the plan makes the module a graph, without layers",
+                hint="set `arithmetic` to same, or `parallelism.tensor` and `parallelism.pipeline` to 1.",
+            )
+        (compute_in_float32 if plan.job.arithmetic == "float32" else multiply_in_float8)(model)
+    if is_graph and place is not None and trial is not None:
+        parts = _graph_parts(model, plan, place, trial)
+    elif place is None or count == 1:
+        parts = Parts(stages=[(plan.stages[0], model)], tied=_user_ties(model, plan, 1) if place is not None else [])
     else:
         pieces = _cut_sequential(model, count, plan.stages)
-        stages = [
-            (stage, piece) for stage, piece in zip(plan.stages, pieces, strict=True) if stage.rank == place.pipeline
-        ]
-    tied = _user_ties(model, plan, count) if place is not None else []
+        both = zip(plan.stages, pieces, strict=True)
+        mine = [(stage, piece) for stage, piece in both if stage.rank == place.pipeline]
+        parts = Parts(stages=mine, tied=_user_ties(model, plan, count))
     if place is not None:
-        for _, module in stages:
-            recompute_user(module, place.layout.recompute)
+        for module in parts.modules:
+            (recompute_user if parts.divided is None else recompute_stage)(module, place.layout.recompute)
             if not list(module.parameters()) and place.layout.sharding == "fsdp":
                 continue
             check_shardable(module, place)
             shard([module], place)
-    return Parts(stages=stages, tied=tied)
+    return parts
+
+
+def _graph_parts(model: nn.Module, plan: Plan, place: Place, trial: Trial) -> Parts:
+    divided = divide_module(model, plan, place, trial)
+    check_count(divided, plan, place, sum(parameter.numel() for parameter in model.parameters()))
+    proof = prove(
+        model, divided, inputs=trial.inputs, targets=trial.targets, evaluates=trial.evaluates,
+        expected=loss_of(plan, place, None, trial.loss), measured=loss_of(plan, place, divided, trial.loss),
+    )  # fmt: skip
+    stages: list[tuple[Stage, nn.Module]] = [
+        (stage, divided.pieces[stage.index].module) for stage in plan.stages if stage.index in divided.pieces
+    ]
+    return Parts(stages=stages, tied=ties(divided, plan), divided=divided, notes=tell(divided, proof))
 
 
 def _check_alike(model: nn.Module, reference: str) -> None:

@@ -20,6 +20,7 @@ from torch.distributed.pipelining.schedules import (
 
 from supernode.parallel.assemble import DTYPES, Parts
 from supernode.parallel.mesh import Place
+from supernode.parallel.pace import PassClock
 from supernode.schema.order import rank_order
 from supernode.schema.plan import Plan, Stage
 
@@ -55,6 +56,20 @@ class _Stage(PipelineStage):
     Where inputs and outputs are not given, torch 2.13 sends the first micro-batch of each launch through the module
     once more, and batch norms would count it twice.
     """
+
+    passes: PassClock
+
+    def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
+        with self.passes():
+            return super().forward_one_chunk(*args, **kwargs)
+
+    def backward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
+        with self.passes():
+            return super().backward_one_chunk(*args, **kwargs)
+
+    def backward_weight_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
+        with self.passes():
+            return super().backward_weight_one_chunk(*args, **kwargs)
 
     def _forward_metadata_inference(self, *args: Any, **kwargs: Any) -> Any:
         kept = [(buffer, buffer.clone()) for buffer in self.submod.buffers()]
@@ -94,30 +109,48 @@ def _backward_weights(group: dict[str, Any]) -> None:
     clamps = [node.register_prehook(lambda _, grads=grads: grads) for node, grads in reached if several]
     try:
         parameters = [node.variable for node in group["params"]]
-        torch.autograd.backward(list(edges), list(edges.values()), retain_graph=several, inputs=parameters)  # type: ignore[arg-type]
+        torch.autograd.backward(list(edges), list(edges.values()), retain_graph=several, inputs=parameters)
     finally:
         for clamp in clamps:
             clamp.remove()
 
 
-def build_schedule(plan: Plan, place: Place, parts: Parts, loss: Callable[[Tensor, Tensor], Tensor]) -> Any:
+def build_schedule(
+    plan: Plan, place: Place, parts: Parts, loss: Callable[[Tensor, Tensor], Tensor], passes: PassClock
+) -> Any:
     """Return the schedule that runs this rank's stages; losses are summed, gradients are left unscaled."""
     group = place.group("pipeline")
     stages = [
-        _Stage(module, stage.index, len(plan.stages), torch.device("cpu"), group=group, **_flow(plan, place, stage))
+        _Stage(
+            module, stage.index, len(plan.stages), torch.device("cpu"), group=group,
+            **_flow(plan, place, parts, stage),
+        )
         for stage, module in parts.stages
     ]
+    for stage in stages:
+        stage.passes = passes
     kind = SCHEDULES[plan.layout.schedule]
     given = stages if plan.layout.schedule == "interleaved" else stages[0]
-    return kind(given, n_microbatches=plan.micro_batches, loss_fn=loss, scale_grads=False)
+    return kind(given, n_microbatches=plan.share(place.data), loss_fn=loss, scale_grads=False)
 
 
-def _flow(plan: Plan, place: Place, stage: Stage) -> dict[str, Any]:
-    """Return example inputs and outputs of a decoder's stage, so that nothing has to be tried out at the start."""
+def _flow(plan: Plan, place: Place, parts: Parts, stage: Stage) -> dict[str, Any]:
+    """Return example inputs and outputs of a stage, so that nothing has to be tried out at the start.
+
+    Of a sequence of the user's nothing is known; torch finds out by a trial run.
+    """
     shape = plan.job.shape
+    if parts.divided is not None:
+        inputs, outputs = parts.divided.pieces[stage.index].inputs, parts.divided.pieces[stage.index].outputs
+        return {
+            "input_args": inputs,
+            "output_args": outputs,
+            "input_grads": _grads(inputs, comes=stage.index > 0),
+            "output_grads": _grads(outputs, comes=stage.index < len(plan.stages) - 1),
+        }
     if shape is None:
         return {}
-    dtype, tokens = DTYPES[plan.job.precision], plan.job.data.sequence // place.layout.context
+    dtype, tokens = DTYPES[plan.job.activations], plan.job.data.sequence // place.layout.context
     apart = tokens // (place.layout.tensor if place.layout.sequence else 1)
     stream = torch.empty(plan.micro_batch, apart, shape.width, dtype=dtype, device="meta", requires_grad=True)
     numbers = torch.empty(plan.micro_batch, tokens, dtype=torch.int64, device="meta")
@@ -131,3 +164,8 @@ def _flow(plan: Plan, place: Place, stage: Stage) -> dict[str, Any]:
         "input_grads": None if stage.embeds else stream.detach(),
         "output_grads": None if stage.heads else stream.detach(),
     }
+
+
+def _grads(flow: tuple[Tensor, ...], *, comes: bool) -> tuple[Tensor | None, ...]:
+    """Return examples of the gradients that travel against a flow: none for what needs none, such as a mask."""
+    return tuple(value.detach() if comes and value.requires_grad else None for value in flow)

@@ -31,6 +31,11 @@ class TieSync:
                     if place.rank in ranks and named[names[0]].requires_grad:
                         self._pairs.append((named[names[0]], group))
 
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """Those of this rank that other stages hold, too."""
+        return [parameter for parameter, _ in self._pairs]
+
     def __call__(self) -> list[nn.Parameter]:
         """Sum them; returns the parameters whose gradient has changed."""
         for parameter, group in self._pairs:
@@ -47,7 +52,7 @@ def copies(parts: Parts, place: Place) -> dict[nn.Parameter, int]:
     counts = {}
     for name, parameter in parts.parameters():
         # A dim of the mesh over which the parameter is sharded holds no second copy.
-        shards = 1
+        shards = place.layout.tensor if name in parts.segments else 1
         if isinstance(parameter, DTensor):
             for size, placement in zip(parameter.device_mesh.shape, parameter.placements, strict=True):
                 shards *= 1 if placement.is_replicate() else size

@@ -58,11 +58,7 @@ def _check_cards(job: JobSpec, *, one_copy: int, cards: int) -> None:
 def _check_model(job: JobSpec) -> None:
     want, shape = job.parallelism, job.shape
     if shape is None:
-        if want.tensor > 1:
-            raise SpecError(
-                f"`parallelism.tensor` is {want.tensor}, and {job.model} is your own module, which cannot be cut so",
-                hint="set `parallelism.tensor` to 1; `data`, `fsdp` and `pipeline` work with any module.",
-            )
+        # What the tensor axis can split of it, its graph tells once it is built.
         if want.context > 1:
             raise SpecError(
                 f"`parallelism.context` is {want.context}, and {job.model} is your own module, whose attention and "
@@ -117,11 +113,6 @@ def _check_experts(job: JobSpec, shape: DecoderShape) -> None:
             f"`parallelism.expert` is {expert}, and the model has {shape.experts} experts",
             hint=f"set `parallelism.expert` to {fits}, a divisor of `model.experts`.",
         )
-    if job.optimizer.in_backward:
-        raise SpecError(
-            f"`optimizer.in_backward` is on and `parallelism.expert` is {expert}, so gradients have unlike copies",
-            hint="set `optimizer.in_backward` to false, or `parallelism.expert` to 1.",
-        )
 
 
 def _check_tokens(job: JobSpec) -> None:
@@ -141,7 +132,7 @@ def _check_tokens(job: JobSpec) -> None:
 
 def _tensor_fits(shape: DecoderShape | None, tensor: int) -> bool:
     if shape is None:
-        return tensor == 1
+        return True
     return shape.heads % tensor == 0 and shape.key_heads % tensor == 0 and shape.inner >= tensor
 
 

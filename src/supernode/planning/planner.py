@@ -228,8 +228,8 @@ def _open(plan: Plan) -> Iterator[str]:
     """Say what of a traced module's plan its graph alone tells, which is made when it is built."""
     tensor = plan.layout.tensor
     if tensor > 1:
-        yield "what the tensor axis splits of your module, its graph tells when a run begins (`supernode status` lists " \
-              f"what stays whole, and why); here each card has 1/{tensor} of all parameters and products, activations " \
+        yield "what the tensor axis splits of your module, its graph tells when a run begins (`supernode status` has " \
+              f"it); here each card has 1/{tensor} of all parameters and products, activations " \
               "are whole, and sums over the axis take no time."  # fmt: skip
     if plan.trace is not None and plan.trace.is_cut_anywhere:
         yield "stages are cut in the graph of your module when a run begins; here it is cut between modules, in the " \

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from supernode.forecast.axes import BUCKET, exposed_time, host_time, meeting_time
@@ -27,14 +28,16 @@ from supernode.workload.traced import block_passes, held_parameters, traced_dema
 LAYER_MODULES = 9
 
 
-def pieces_of(trace: ModelTrace, layout: Layout) -> ModelTrace:
+def pieces_of(trace: ModelTrace, layout: Layout) -> ModelTrace | None:
     """Return a trace with blocks that the layout's stages can be told by.
 
     Only a sequence is cut between its children. Of another module the graph is cut, in the order of its operations, of
-    which the modules in the order in which they are met give an idea.
+    which the modules in the order in which they are met give an idea; none where they are fewer than stages.
     """
-    is_cut = layout.pipeline * layout.interleave > 1 and not trace.children
-    return replace(trace, is_cut_anywhere=True) if is_cut else trace
+    stages = layout.pipeline * layout.interleave
+    if stages == 1 or (trace.children and layout.tensor == 1):
+        return trace
+    return replace(trace, children=(), is_cut_anywhere=True) if len(trace.parts) >= stages else None
 
 
 def cut_traced(
@@ -60,7 +63,7 @@ def traced_stage_times(plan: Plan, machine: Machine) -> tuple[StageTime, ...]:
             stage=stage,
             forward=sum(ahead for ahead, _ in times[stage.first : stage.last]),
             backward=sum(back for _, back in times[stage.first : stage.last])
-            + adds * held_parameters(_of_stage(plan, stage))[1] / (card.memory_bandwidth * card.fitted.memory),
+            + adds * _held(plan, _of_stage(plan, stage))[1] / (card.memory_bandwidth * card.fitted.memory),
         )
         for stage in plan.stages
     )
@@ -83,7 +86,7 @@ def traced_sums(plan: Plan, machine: Machine, rank: int) -> tuple[float, float]:
     layout, wires = plan.layout, at_work(plan, machine).tuned_wires
     if layout.data == 1:
         return 0.0, 0.0
-    held, trained = (as_numbers(n * ELEMENT_BYTES[plan.job.precision]) for n in held_parameters(_parts(plan, rank)))
+    held, trained = (as_numbers(n * ELEMENT_BYTES[plan.job.precision]) for n in _held(plan, _parts(plan, rank)))
     cards, one = as_numbers(layout.data), as_numbers(1)
     if layout.sharding == "replicas":
         half = float(sum_time(wires, trained, cards=cards, stride=one)) / 2 if trained else 0.0
@@ -94,7 +97,7 @@ def traced_sums(plan: Plan, machine: Machine, rank: int) -> tuple[float, float]:
 
 def traced_first(plan: Plan, rank: int) -> float:
     """Return the part of a rank's gradients that no backward is left to hide; 0 where nothing is trained."""
-    nbytes = held_parameters(_parts(plan, rank))[1] * ELEMENT_BYTES[plan.job.precision]
+    nbytes = _held(plan, _parts(plan, rank))[1] * ELEMENT_BYTES[plan.job.precision]
     return min(1.0, BUCKET / nbytes) if nbytes else 0.0
 
 
@@ -151,12 +154,14 @@ def _layers(plan: Plan, rank: int) -> float:
 def traced_update(plan: Plan, machine: Machine, rank: int) -> float:
     """Return the time of clipping and update on a pipeline rank, both bound by memory."""
     card = at_work(plan, machine)
-    mine = share(held_parameters(_parts(plan, rank))[1], sharded_by(plan.layout))
+    mine = share(_held(plan, _parts(plan, rank))[1], sharded_by(plan.layout))
     return mine * float(software_of(plan, machine).update_bytes) / (card.memory_bandwidth * card.fitted.memory)
 
 
 def traced_memory(plan: Plan) -> MemoryUse | None:
     """Return the estimate for the fullest card; None without a trace.
+
+    Over the tensor axis all parameters and products are taken to be split, and activations to be whole.
 
     Weights, gradients and moments are all of the job's precision, as for a shape (`planning.memory`).
     """
@@ -180,8 +185,14 @@ def _block_times(job: JobSpec, trace: ModelTrace, card: CardModel, samples: int)
     both = []
     for passes in zip(*block_passes(trace), strict=True):
         demand = traced_demand(passes, samples=samples, element=element)
-        both.append(pass_times(demand, ways, card, TRAINER).forward.tolist())
+        both.append((pass_times(demand, ways, card, TRAINER).forward / job.parallelism.tensor).tolist())
     return list(zip(*both, strict=True))
+
+
+def _held(plan: Plan, parts: Sequence[TracedPart]) -> tuple[int, int]:
+    """Return elements that one card holds of parts, and those that it trains, before `fsdp` shards them."""
+    held, trained = held_parameters(parts)
+    return share(held, plan.layout.tensor), share(trained, plan.layout.tensor)
 
 
 def _parts(plan: Plan, rank: int) -> tuple[TracedPart, ...]:
@@ -206,7 +217,7 @@ def _output(trace: ModelTrace, stage: Stage, samples: int) -> float:
 def _rank_use(plan: Plan, trace: ModelTrace, rank: int) -> MemoryUse:
     element, cards = ELEMENT_BYTES[plan.job.precision], sharded_by(plan.layout)
     parts = _parts(plan, rank)
-    held, trained = held_parameters(parts)
+    held, trained = _held(plan, parts)
     weights = share(held, cards) * element + sum(part.buffers for part in parts)
     gradients = share(trained, cards) * element
     job = plan.job

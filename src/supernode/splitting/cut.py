@@ -12,7 +12,9 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
+from supernode.axes.tensor import local, spread
 from supernode.errors import ModelError
+from supernode.splitting.shards import part_of
 from supernode.splitting.tidy import schema_of, value_of, viewed, written
 
 FLOPS_PER_BYTE = 100.0
@@ -95,7 +97,7 @@ def cut(module: fx.GraphModule, bounds: Sequence[int]) -> Cut:
     """
     graph = _Graph(module)
     ways = [_cut(graph, tuple(bounds), from_input=way) for way in (False, True)]
-    return min(ways, key=lambda way: sum(_bytes(value) for values in way.travels[1:] for value in values))
+    return min(ways, key=lambda way: sum(nbytes(value) for values in way.travels[1:] for value in values))
 
 
 def _cut(graph: _Graph, bounds: tuple[int, ...], *, from_input: bool) -> Cut:
@@ -110,7 +112,7 @@ def _cut(graph: _Graph, bounds: tuple[int, ...], *, from_input: bool) -> Cut:
         waiting = [argument for user in users for argument in user.all_input_nodes]
         while waiting:
             value = waiting.pop()
-            if value.op == "get_attr" or value in repeated or bounds[index] <= graph.at[value] < bounds[index + 1]:
+            if is_attribute(value) or value in repeated or bounds[index] <= graph.at[value] < bounds[index + 1]:
                 continue
             if value in repeatable and value.op != "placeholder":
                 repeated.add(value)
@@ -141,6 +143,11 @@ def needs_gradient(module: fx.GraphModule) -> dict[fx.Node, bool]:
     return found
 
 
+def is_attribute(node: fx.Node) -> bool:
+    """Tell whether a node is a parameter or buffer, or this rank's part of one."""
+    return node.op == "get_attr" or (node.target is local and is_attribute(node.all_input_nodes[0]))
+
+
 class _Graph:
     """A graph's operations in order, and what may be done to them."""
 
@@ -158,14 +165,31 @@ class _Graph:
             value: max((self.at[user] for user in value.users), default=self.at[value])
             for value in (self.input, *self.nodes)
         }
-        self.changed = {value for node in self.nodes for value in written(node)}
+        self.changed = {value for node in self.nodes for value in (*written(node), *_statistics(node))}
+        self.seen = self._seen()
+
+    def _seen(self) -> set[fx.Node]:
+        """Return parameters, and views of them: in each stage that uses them they are taken anew, and never sent."""
+        found: set[fx.Node] = set()
+        for node in self.module.graph.nodes:
+            is_view = bool(viewed(node)) or node.target in (local, spread, part_of)
+            if node.op == "get_attr":
+                if isinstance(_attribute(self.module, node), nn.Parameter):
+                    found.add(node)
+            elif is_view and not written(node) and found.issuperset(node.all_input_nodes):
+                found.add(node)
+        return found
 
     def trains(self, node: fx.Node) -> bool:
-        """Tell whether an operation uses a trained parameter."""
-        return any(
-            argument.op == "get_attr" and getattr(_attribute(self.module, argument), "requires_grad", False)
-            for argument in node.all_input_nodes
+        """Tell whether an operation computes with a trained parameter."""
+        return node not in self.seen and any(
+            argument in self.seen and self._is_trained(argument) for argument in node.all_input_nodes
         )
+
+    def _is_trained(self, node: fx.Node) -> bool:
+        while node.op != "get_attr":
+            node = node.all_input_nodes[0]
+        return bool(getattr(_attribute(self.module, node), "requires_grad", False))
 
     def places(self) -> np.ndarray:
         """Return the places where a cut may go, both ends included."""
@@ -189,8 +213,9 @@ class _Graph:
             root = value
             while seen := viewed(root):
                 root = seen[0]
+            root = root.all_input_nodes[0] if root.target is local else root
             family = self._family(root)
-            users = [self.at[user] for each in family for user in each.users]
+            users = [self.at[user] for each in family for user in each.users if user in self.at]
             first = min(users) if root.op == "get_attr" else self.at[root]
             last = users if root.op == "get_attr" else [self.at[n] for n in self.nodes if set(written(n)) & family]
             spans.append((max(first, 0), max(last)))
@@ -201,26 +226,27 @@ class _Graph:
         family, waiting = {root}, [root]
         while waiting:
             value = waiting.pop()
-            new = [user for user in value.users if user not in family and value in viewed(user)]
+            new = [u for u in value.users if u not in family and (u.target is local or value in viewed(u))]
             family.update(new)
             waiting += new
         return family
 
     def repeatable(self, *, from_input: bool) -> set[fx.Node]:
-        """Return values that follow from constants (and the input) alone and cost little."""
-        found: set[fx.Node] = {self.input} if from_input else set()
+        """Return values that follow from constants (and the input) alone and cost little, and views of parameters."""
+        found = self.seen.intersection(self.nodes) | ({self.input} if from_input else set())
         fixed = {
             node
-            for node in self.module.graph.find_nodes(op="get_attr")
-            if not isinstance(_attribute(self.module, node), nn.Parameter) and node not in self.changed
+            for node in self.module.graph.nodes
+            if is_attribute(node) and node not in self.seen and not self._family(node) & self.changed
         }
         for node in self.nodes:
             schema = schema_of(node)
-            is_plain = schema is not None or node.target is operator.getitem
+            is_plain = schema is not None or node.target in (operator.getitem, part_of)
             is_random = schema is not None and torch.Tag.nondeterministic_seeded in node.target.tags
             is_changed = bool(written(node)) or bool(self._family(node) & self.changed)
             is_cheap = is_plain and not is_random and not is_changed and not node.meta.get("flops")
-            if is_cheap and all(argument in found or argument in fixed for argument in node.all_input_nodes):
+            known = [a in fixed or (a in found and a not in self.seen) for a in node.all_input_nodes]
+            if is_cheap and all(known):
                 found.add(node)
         return found
 
@@ -231,14 +257,14 @@ class _Graph:
         for value in (self.input, *self.nodes):
             if value not in constant:
                 into = derived if value in repeatable else fixed
-                into[self.at[value] + 1 : self.last[value] + 1] += _bytes(value)
-        return fixed + np.minimum(derived, _bytes(self.input))
+                into[self.at[value] + 1 : self.last[value] + 1] += nbytes(value)
+        return fixed + np.minimum(derived, nbytes(self.input))
 
 
 def _in_order(graph: fx.Graph) -> tuple[fx.Node, ...]:
     ordered: list[fx.Node] = []
     for node in graph.nodes:
-        if node.op == "call_function" and node.target is not operator.getitem:
+        if node.op == "call_function" and node.target is not operator.getitem and not is_attribute(node):
             ordered += [node, *_parts(node)]
     return tuple(ordered)
 
@@ -266,13 +292,14 @@ def _best(costs: np.ndarray, stages: int, *, worst: bool) -> tuple[float, list[i
 
 def _cost(node: fx.Node) -> float:
     """Return a node's forward in FLOPs, what it reads and writes counted by the time it takes."""
-    if viewed(node) and not written(node):
+    if (viewed(node) and not written(node)) or node.target in (spread, part_of):
         return 0.0
-    moved = _bytes(node) + sum(_bytes(argument) for argument in node.all_input_nodes)
+    moved = nbytes(node) + sum(nbytes(argument) for argument in node.all_input_nodes)
     return float(node.meta.get("flops", 0.0)) + FLOPS_PER_BYTE * moved
 
 
-def _bytes(node: fx.Node) -> float:
+def nbytes(node: fx.Node) -> float:
+    """Return the bytes of a node's value."""
     leaves = [leaf for leaf in tree_leaves(value_of(node)) if isinstance(leaf, Tensor)]
     return float(sum(leaf.numel() * leaf.element_size() for leaf in leaves))
 
@@ -286,6 +313,13 @@ def _flops(node: fx.Node) -> float:
     with modes[0], torch.no_grad(), counter:
         node.target(*values[0], **values[1])
     return float(counter.get_total_flops())
+
+
+def _statistics(node: fx.Node) -> list[fx.Node]:
+    """Return the running statistics that a norm changes in training, which its schema does not tell."""
+    if node.target not in (torch.ops.aten.batch_norm.default, torch.ops.aten.instance_norm.default):
+        return []
+    return [state for state in node.args[3:5] if isinstance(state, fx.Node)]
 
 
 def _kind(value: object) -> object:

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
+from supernode.axes.tensor import draw_apart
 from supernode.errors import ModelError
-from supernode.splitting.hold import Held
-from supernode.splitting.tidy import schema_of
+from supernode.splitting.divide import Divided
 
 Loss = Callable[[Any, Tensor], Tensor]
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-8, torch.bfloat16: 5e-2, torch.float16: 1e-2}
@@ -21,7 +22,14 @@ MOST_BYTES = 1 << 30
 
 
 def prove(
-    model: nn.Module, held: Held, *, inputs: Tensor, targets: Tensor, expected: Loss, measured: Loss, evaluates: bool
+    model: nn.Module,
+    divided: Divided,
+    *,
+    inputs: Tensor,
+    targets: Tensor,
+    expected: Loss,
+    measured: Loss,
+    evaluates: bool,
 ) -> str:
     """Compare a module in parts with the module; returns what was found, in a line.
 
@@ -43,20 +51,24 @@ def prove(
         return (
             f"not computed beforehand: {nbytes / 2**30:.1f} GiB of parameters, and {MOST_BYTES >> 30} GiB are the most"
         )
-    drawn = draws(held.whole)
+    drawn = draws(divided.whole)
     if drawn == "always":
         return "not computed beforehand: the forward draws numbers of its own, in evaluation, too"
     modes = [True] * (drawn == "never") + [False] * (evaluates or drawn == "training")
     worst = 0.0
     for mode in modes:
-        with _unchanged(model, held.whole), torch.no_grad():
+        with _unchanged(model, divided.whole), torch.no_grad():
             model.train(mode)
-            held.whole.train(mode)
-            values = _Watch(held)
+            divided.whole.train(mode)
+            values = _Watch(divided)
             found = values.run(inputs)
             wanted, ours = float(expected(model(inputs), targets)), float(measured(found, targets))
             worst = max(worst, _compare_loss(ours, wanted, _tolerance(found), mode=mode))
-            worst = max(worst, *(_compare_stage(held, index, values, found, mode=mode) for index in held.pieces))
+            worst = max(worst, *(_compare_stage(divided, index, values, found, mode=mode) for index in divided.pieces))
+    if dist.is_initialized():
+        found_worst = torch.tensor(worst, dtype=torch.float64)
+        dist.all_reduce(found_worst, op=dist.ReduceOp.MAX)
+        worst = float(found_worst)
     return f"a micro-batch of the model in parts differs from the module by at most {worst:.1e} of its largest value"
 
 
@@ -64,11 +76,12 @@ def draws(module: fx.GraphModule) -> str:
     """Return when a graph draws random numbers: `never`, in `training`, or `always`."""
     found = "never"
     for node in module.graph.nodes:
-        schema = schema_of(node)
-        if schema is None or torch.Tag.nondeterministic_seeded not in node.target.tags:
+        is_apart = node.target is draw_apart
+        operation, *given_args = node.args if is_apart else (node.target, *node.args)
+        if not isinstance(operation, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in operation.tags:
             continue
-        given = {a.name: v for a, v in zip(schema.arguments, node.args, strict=False)} | node.kwargs
-        known = {argument.name for argument in schema.arguments}
+        known = [argument.name for argument in operation._schema.arguments]
+        given = dict(zip(known, given_args[is_apart:], strict=False)) | node.kwargs
         shares = [given.get(name, 0.0) for name in ("dropout_p", "dropout", "p") if name in known]
         if shares and not any(isinstance(share, fx.Node) or share for share in shares):
             continue
@@ -93,8 +106,8 @@ def _compare_loss(ours: float, wanted: float, tolerance: float, *, mode: bool) -
     return gap
 
 
-def _compare_stage(held: Held, index: int, values: _Watch, found: Any, *, mode: bool) -> float:
-    how, stage = held.how, held.pieces[index].module
+def _compare_stage(divided: Divided, index: int, values: _Watch, found: Any, *, mode: bool) -> float:
+    how, stage = divided.how, divided.pieces[index].module
     wanted = found if index == how.stages - 1 else [values.seen[value] for value in how.travels[index + 1]]
     stage.train(mode)
     outputs = stage(*(values.seen[value] for value in how.travels[index]))
@@ -129,9 +142,9 @@ def _difference(ours: Tensor, theirs: Tensor) -> float:
 class _Watch(fx.Interpreter):
     """Runs the whole graph and keeps what travels over the cuts."""
 
-    def __init__(self, held: Held) -> None:
-        super().__init__(held.whole)
-        self.wanted = {value for values in held.how.travels for value in values}
+    def __init__(self, divided: Divided) -> None:
+        super().__init__(divided.whole)
+        self.wanted = {value for values in divided.how.travels for value in values}
         self.seen: dict[fx.Node, Tensor] = {}
 
     def run_node(self, n: fx.Node) -> Any:

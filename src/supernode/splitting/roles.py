@@ -64,30 +64,34 @@ class Roles:
 def find_roles(module: GraphModule, parts: int) -> Roles:
     """Return the roles of a graph's nodes for `parts` tensor ranks; nothing is changed."""
     finder = _Finder(module, parts)
+    seeds = sorted(finder.candidates(), key=finder.turn)
     chosen: list[Seed] = []
-    dropped: dict[Node, str] = {}
+    dropped: dict[Seed, str] = {}
     stops: dict[Node, str] = {}
-    for seed in finder.candidates():
-        # A look-up saves its table's memory by itself; the others must find a column.
-        if seed.kind == "look-up":
-            chosen.append(seed)
-            continue
-        alone = finder.walk([seed], rows={other.node for other in chosen}, shared=True)
-        if reason := finder.flaw(seed, alone):
-            dropped[seed.node] = reason
-            stops.update(alone.stops)
-        else:
-            chosen.append(seed)
+    banned: set[Seed] = set()
     while True:
+        for seed in seeds:
+            if seed in chosen or seed in banned:
+                continue
+            # A look-up saves its table's memory by itself; the others must find a column.
+            alone = finder.walk([seed], rows={other.node for other in chosen}, shared=True)
+            reason = "" if seed.kind == "look-up" else finder.taken(seed, chosen) or finder.flaw(seed, alone)
+            if reason:
+                dropped[seed] = reason
+                stops.update(alone.stops)
+            else:
+                chosen.append(seed)
+                dropped.pop(seed, None)
         roles = finder.walk(chosen, rows={seed.node for seed in chosen}, shared=False)
         flaws = {seed: reason for seed in chosen if (reason := finder.flaw(seed, roles))}
         if not flaws:
             break
-        # The last one goes first: what it wanted may have been what others could not have.
-        worst = list(flaws)[-1]
-        dropped[worst.node] = flaws[worst]
+        # The last one goes first: what it wanted may have been what others could not have; and others may come again.
+        worst = max(flaws, key=seeds.index)
+        dropped[worst] = flaws[worst]
         chosen.remove(worst)
-    roles.dropped = dropped
+        banned.add(worst)
+    roles.dropped = {seed.node: reason for seed, reason in dropped.items()}
     roles.stops = {**stops, **roles.stops}
     return roles
 
@@ -125,6 +129,33 @@ class _Finder:
                     yield found
             elif node.op == "call_function" and (found := self._row(node)) is not None:
                 yield found
+
+    def turn(self, seed: Seed) -> tuple[int, int]:
+        """Return when a candidate's turn is: what narrows ends a split well, what widens begins one.
+
+        So a head comes before all rows, then rows that narrow, keep or widen their input, then other outputs.
+        """
+        if seed.kind == "output":
+            alone = self.walk([seed], rows=set(), shared=True)
+            return 1 if any(_widens(node) > 0 for node in self._columns(alone)) else 5, self.place[seed.node]
+        return (0 if seed.kind == "look-up" else 3 + _widens(seed.node)), self.place[seed.node]
+
+    def taken(self, seed: Seed, chosen: list[Seed]) -> str:
+        """Say whether a candidate's product is a column for others already; empty where it is not."""
+        rows = {other.node for other in chosen}
+        if seed.kind == "row" and seed.node in self._columns(self.walk(chosen, rows=rows, shared=True)):
+            return "it begins another split"
+        return ""
+
+    def _columns(self, roles: Roles) -> list[Node]:
+        """Return the products and look-ups whose output is split as their parameter is."""
+        found = []
+        for node in roles.wants:
+            if node.op == "call_function" and (contraction_of(node) is not None or name_of(node) == "embedding"):
+                sources = [operand for operand in roles.needs[node] if parameter_behind(operand, self.module)]
+                if any(operand in roles.wants for operand in sources):
+                    found.append(node)
+        return found
 
     def _row(self, node: Node) -> Seed | None:
         product = contraction_of(node)
@@ -229,8 +260,8 @@ class _Finder:
             return f"its weight is used in another way as well ({roles.stops.get(seed.holds, 'as a whole')})"
         if seed.kind == "look-up":
             return ""
-        columns, ends = False, []
-        for node in self._behind(seed, roles):
+        behind, ends = self._behind(seed, roles), []
+        for node in behind:
             if node not in roles.wants:
                 ends.append(node)
             elif name_of(node) == "batch_norm" and any(
@@ -238,10 +269,7 @@ class _Finder:
                 for name in ("running_mean", "running_var")
             ):
                 return "running statistics that others read as well cannot be split"
-            elif node.op == "call_function" and (contraction_of(node) is not None or name_of(node) == "embedding"):
-                sources = [operand for operand in roles.needs[node] if parameter_behind(operand, self.module)]
-                columns = columns or any(operand in roles.wants for operand in sources)
-        if columns:
+        if set(behind).intersection(self._columns(roles)):
             return ""
         inputs = any(node.op == "placeholder" for node in ends)
         reasons = [f"{where(node)}: {roles.stops[node]}" for node in ends if node in roles.stops and not inputs]
@@ -274,6 +302,20 @@ class _Finder:
 
 def _plain(node: Node) -> bool:
     return bool(given(node, "beta") == 1 and given(node, "alpha") == 1)
+
+
+def _widens(product: Node) -> int:
+    """Return 1 where a product's output is wider than the dim that it sums over, 0 where it is as wide, else -1."""
+    found = contraction_of(product)
+    if found is None or len(found.summed) != 1:
+        return 0
+    (first, labels), (second, others) = found.operands
+    own = [label for label in found.output if (label in labels) != (label in others)]
+    into = shape(first)[labels.index(found.summed[0])]
+    # The output's own dim of a weight is its last or, of a convolution, that of channels.
+    widths = [shape(product)[found.output.index(label)] for label in own if label in ("n", "m") or label == own[-1]]
+    out = widths[-1] if widths else into
+    return (out > into) - (out < into) if isinstance(out, int) else 0
 
 
 def _silent(user: Node, want: Want) -> bool:

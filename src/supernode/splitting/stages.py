@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from supernode.splitting.cut import Cut, needs_gradient
+from supernode.splitting.cut import Cut, is_attribute, needs_gradient
 from supernode.splitting.export import plant
 from supernode.splitting.tidy import value_of
 
@@ -81,13 +81,11 @@ def homes(whole: fx.GraphModule, how: Cut) -> dict[str, tuple[int, ...]]:
     """Return the stages that hold each parameter and buffer of a graph."""
     found: dict[str, set[int]] = {}
     for index in range(how.stages):
-        for node in how.stage(index):
-            for argument in node.all_input_nodes:
-                if argument.op == "get_attr":
-                    found.setdefault(str(argument.target), set()).add(index)
-    for argument in whole.graph.output_node().all_input_nodes:
-        if argument.op == "get_attr":
-            found.setdefault(str(argument.target), set()).add(how.stages - 1)
+        users = [*how.stage(index), *([whole.graph.output_node()] if index == how.stages - 1 else [])]
+        for argument in (argument for user in users for argument in user.all_input_nodes if is_attribute(argument)):
+            while argument.op != "get_attr":
+                (argument,) = argument.all_input_nodes
+            found.setdefault(str(argument.target), set()).add(index)
     before = 0
     for name in (n for n, _ in (*whole.named_parameters(), *whole.named_buffers())):
         before = min(found.setdefault(name, {before}))
@@ -97,12 +95,15 @@ def homes(whole: fx.GraphModule, how: Cut) -> dict[str, tuple[int, ...]]:
 def _take(
     value: fx.Node, whole: fx.GraphModule, graph: fx.Graph, made: dict[Any, fx.Node], names: dict[str, Any]
 ) -> None:
-    """Have an attribute of the whole graph in the stage's."""
-    if value.op != "get_attr" or value in made:
+    """Have an attribute of the whole graph, or this rank's part of it, in the stage's."""
+    if not is_attribute(value) or value in made:
         return
-    owner, _, last = str(value.target).rpartition(".")
-    names[str(value.target)] = getattr(whole.get_submodule(owner), last)
-    made[value] = graph.node_copy(value)
+    if value.op == "get_attr":
+        owner, _, last = str(value.target).rpartition(".")
+        names[str(value.target)] = getattr(whole.get_submodule(owner), last)
+    for argument in value.all_input_nodes:
+        _take(argument, whole, graph, made, names)
+    made[value] = graph.node_copy(value, lambda argument: made[argument])
 
 
 def _unused_at(whole: fx.GraphModule, how: Cut, index: int) -> dict[str, Tensor]:

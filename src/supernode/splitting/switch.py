@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import operator
+from typing import Any
 
 import torch
 from torch import fx
 
+from supernode.axes.tensor import draw_apart
+from supernode.splitting.cut import is_attribute
 from supernode.splitting.tidy import in_training, schema_of, written
 
 aten = torch.ops.aten
@@ -20,32 +23,40 @@ def let_switch(module: fx.GraphModule) -> None:
     graph = module.graph
     training: fx.Node | None = None
     for node in list(graph.nodes):
-        schema = schema_of(node)
-        if schema is None:
-            continue
-        changes = {}
-        for place, argument in enumerate(schema.arguments):
-            given = node.args[place] if place < len(node.args) else node.kwargs.get(argument.name)
-            is_flag = argument.name in ("train", "training") and given is True and not _is_stateless(node)
-            is_share = argument.name == "dropout_p" and isinstance(given, float) and given > 0
-            if is_flag or is_share:
-                changes[argument.name, place] = given
-        changes_buffer = any(value.op == "get_attr" for value in written(node))
-        if not changes and not changes_buffer:
+        flags = _flags(node)
+        changes_buffer = schema_of(node) is not None and any(is_attribute(value) for value in written(node))
+        if not flags and not changes_buffer:
             continue
         if training is None:
             with graph.inserting_before(next(iter(graph.nodes))):
                 training = graph.create_node("get_attr", "training")
-        for (name, place), given in changes.items():
+        for where, given in flags.items():
             with graph.inserting_before(node):
                 now = training if given is True else graph.call_function(operator.mul, (given, training))
-            if place < len(node.args):
-                node.update_arg(place, now)
+            if isinstance(where, int):
+                node.update_arg(where, now)
             else:
-                node.update_kwarg(name, now)
+                node.update_kwarg(where, now)
         if changes_buffer:
             node.args, node.target = (training, node.target, *node.args), in_training
+    module.training = True
     module.recompile()
+
+
+def _flags(node: fx.Node) -> dict[int | str, Any]:
+    """Return the arguments of an operation that say that it trains, by their places or names."""
+    before = 2 if node.target is draw_apart else 0  # the operation and the rank
+    operation = node.args[0] if before else node.target
+    if not isinstance(operation, torch._ops.OpOverload) or _is_stateless(node):
+        return {}
+    found: dict[int | str, Any] = {}
+    for place, argument in enumerate(operation._schema.arguments, start=before):
+        where = place if place < len(node.args) else argument.name
+        given = node.args[place] if place < len(node.args) else node.kwargs.get(argument.name)
+        is_flag = argument.name in ("train", "training") and given is True
+        if is_flag or (argument.name == "dropout_p" and isinstance(given, float) and given > 0):
+            found[where] = given
+    return found
 
 
 def _is_stateless(node: fx.Node) -> bool:

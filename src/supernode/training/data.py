@@ -16,6 +16,7 @@ from supernode.data.sampler import Sampler
 from supernode.errors import DataError
 from supernode.parallel.assemble import DTYPES
 from supernode.parallel.chance import seed_for, seed_generators
+from supernode.parallel.graphs import Trial
 from supernode.parallel.tensor import IGNORED, cross_entropy
 from supernode.parallel.usercode import build_user_data, load_function
 from supernode.schema.plan import Plan
@@ -168,7 +169,7 @@ def open_feed(plan: Plan, corpus: Corpus | None, data: int, context: int = 0) ->
         train = TokenWindows(load_tokens(corpus.train, corpus.dtype), job.data.sequence)
         held_out = TokenWindows(load_tokens(corpus.held_out, corpus.dtype), job.data.sequence)
     else:
-        dtype, other = DTYPES[job.precision], job.data.held_out_dataset
+        dtype, other = DTYPES[job.activations], job.data.held_out_dataset
         train = CheckedSamples(build_user_data(job.data.dataset, key="data.dataset"), job.data.dataset, dtype)
         held_out = CheckedSamples(build_user_data(other, key="data.held_out_dataset"), other, dtype) if other else None
     sampler = Sampler(len(train), job.batch, job.seed, job.data.drop_last)
@@ -214,6 +215,17 @@ def check_norms(feed: Feed, modules: Iterable[nn.Module]) -> None:
                     f"{length} samples leave a short last batch, and `{name}` would count what fills it up",
                     hint=f"set `data.drop_last: true`, or a `batch` that divides {length}.",
                 )
+
+
+def trial_of(feed: Feed) -> Trial | None:
+    """Return this rank's first micro-batch, and what a module has to go with; None where no module is the user's."""
+    if feed.plan.job.shape is not None:
+        return None
+    batch = feed.training(0)
+    return Trial(
+        inputs=batch.inputs[0], targets=batch.targets[0], loss=feed.loss, evaluates=feed.evaluation_batches > 0,
+        accepts=lambda model: check_norms(feed, [model]),
+    )  # fmt: skip
 
 
 class CheckedSamples:

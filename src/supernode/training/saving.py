@@ -17,6 +17,7 @@ from supernode.data.corpus import Corpus
 from supernode.data.sampler import Sampler
 from supernode.errors import CheckpointError
 from supernode.parallel.assemble import Parts
+from supernode.parallel.logical import empties, take
 from supernode.parallel.mesh import Place
 from supernode.schema.manifest import Manifest
 from supernode.schema.plan import Plan
@@ -84,11 +85,12 @@ def restore(
     there = state.names_in(folder)
     saved_copies = 1 + max((int(name.split(".")[1]) for name in there if name.startswith("buffer.")), default=0)
     state.check_complete(set(wanted), folder)
-    renamed = {}
-    for name, tensor in wanted.items():
+    renamed, roomy = {}, empties(wanted, parts, place)
+    for name, tensor in roomy.items():
         own = name.startswith("buffer.") and name not in there
         renamed[f"buffer.{place.data % saved_copies}.{name.split('.', 2)[2]}" if own else name] = tensor
     state.load(renamed, folder)
+    take(roomy, wanted, parts, place)
     state.adopt_optimizer(optimizer, wanted, dict(parts.parameters()), step=manifest.step)
 
 

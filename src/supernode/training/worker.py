@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import socket
+import statistics
 import sys
 import time
 import traceback
@@ -20,12 +21,13 @@ from supernode.data.bigram import bigram_loss
 from supernode.data.corpus import Corpus, open_corpus
 from supernode.errors import SupernodeError
 from supernode.parallel.assemble import assemble
+from supernode.parallel.graphs import loss_of
+from supernode.parallel.logical import wholes
 from supernode.parallel.mesh import Place, meet
-from supernode.parallel.tensor import SplitCrossEntropy
 from supernode.parallel.usercode import blame
 from supernode.schema.plan import Plan
-from supernode.training.data import Feed, check_norms, open_feed
-from supernode.training.optimizer import build_optimizer
+from supernode.training.data import Feed, open_feed, trial_of
+from supernode.training.optimizer import optimizer_for
 from supernode.training.saving import describe_data, make_manifest, restore, tensors
 from supernode.training.step import Stepper
 from supernode.training.writing import write_sample
@@ -144,13 +146,12 @@ def _train(assignment: Assignment, channel: Channel) -> None:
     )
     channel.send("met")
     corpus = None if job.data.dataset else open_corpus(assignment.folder / "data", verify=False)
-    parts = assemble(plan, place)
     feed = open_feed(plan, corpus, place.data, place.context)
-    check_norms(feed, parts.modules)
-    optimizer = build_optimizer(job.optimizer, [p for _, p in parts.parameters() if p.requires_grad])
-    loss = feed.loss
-    if plan.layout.tensor > 1:
-        loss = SplitCrossEntropy(place.group("tensor"), plan.vocabulary)
+    parts = assemble(plan, place, trial_of(feed))
+    for name, value in parts.notes.items() if place.rank == 0 else ():
+        channel.send("note", name=name, value=value)
+    optimizer = optimizer_for(job, {name: p for name, p in parts.parameters() if p.requires_grad})
+    loss = loss_of(plan, place, parts.divided, feed.loss)
     stepper = Stepper(plan, place, parts, feed, optimizer, loss)
     step = 0
     if assignment.checkpoint:
@@ -158,6 +159,7 @@ def _train(assignment: Assignment, channel: Channel) -> None:
         manifest = store.read_manifest(folder)
         expected = make_manifest(plan, manifest.step, feed.sampler, describe_data(corpus, feed.sampler))
         restore(parts, optimizer, place, folder, manifest, expected)
+        stepper.sending.restore(folder)
         step = manifest.step
     dist.barrier()
     channel.send("ready", seconds=time.perf_counter() - begun)
@@ -176,6 +178,7 @@ class _Run:
         self.plan, self.job = assignment.plan, assignment.plan.job
         self.checkpoints = assignment.folder / "checkpoints"
         self.is_first = place.rank == 0
+        self._busy: list[tuple[float, ...]] = []
 
     def go(self, step: int) -> None:
         """Take the steps that are left."""
@@ -190,11 +193,15 @@ class _Run:
                 self.channel.send(
                     "step", step=step, loss=outcome.loss, seconds=time.perf_counter() - begun,
                     tokens=self._tokens(step - 1), norm=outcome.norm, rate=outcome.rate, parts=outcome.parts,
+                    skipped=outcome.skipped,
                 )  # fmt: skip
                 if begun_at == step - 1 and (idle := self.stepper.unused):
                     self.channel.send("note", name="parameters without a gradient", value=", ".join(idle))
+                if begun_at == step - 1 and (sending := self.stepper.sending.note()):
+                    self.channel.send("note", name="feedback of compressed gradients", value=sending)
             else:
                 self.channel.send("beat", step=step)
+            self._look(step, outcome.busy)
             last = step == self.job.steps
             every = self.job.evaluate.every
             if last or (every and step % every == 0):
@@ -208,6 +215,17 @@ class _Run:
             except (SupernodeError, OSError) as error:  # The training is done and saved, whatever becomes of this.
                 self.channel.send("note", name="not summed up", value=str(error))
         self.channel.send("done", step=step)
+
+    def _look(self, step: int, busy: tuple[float, ...]) -> None:
+        """Tell the controller now and then how long the ranks' passes take."""
+        if not self.is_first or not busy:
+            return
+        self._busy.append(busy)
+        if len(self._busy) == self.job.balance.every:
+            self.channel.send(
+                "timed", step=step, busy=[statistics.median(own) for own in zip(*self._busy, strict=True)]
+            )
+            self._busy.clear()
 
     def _sum_up(self, step: int, corpus: Corpus) -> None:
         """Tell what the model is to be held against, on the very text that it was tried on, and let it write some."""
@@ -242,7 +260,8 @@ class _Run:
         feed: Feed = self.stepper.feed
         self.channel.send("beat", step=step)
         manifest = make_manifest(self.plan, step, feed.sampler, describe_data(self.corpus, feed.sampler))
-        held = tensors(self.stepper.parts, self.stepper.optimizer, self.place.data)
+        held = tensors(self.stepper.parts, self.stepper.optimizer, self.place.data) | self.stepper.sending.state()
+        held = wholes(held, self.stepper.parts, self.place)
         nbytes = state.save(held, self.checkpoints, manifest)
         if self.is_first:
             store.prune(self.checkpoints, keep=self.job.checkpoint.keep, newest=step)

@@ -13,12 +13,14 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from supernode.splitting.cut import Cut, choose, cut, weigh
 from supernode.splitting.export import export
+from supernode.splitting.report import SplitReport
+from supernode.splitting.rewrite import split_tensor
 from supernode.splitting.stages import Piece, build, homes
 from supernode.splitting.switch import let_switch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class Divided:
     """A module in parts.
 
     Attributes:
@@ -27,6 +29,7 @@ class Held:
         pieces: this rank's stages by their index.
         names: each shared parameter's names, the first one being that of the graph.
         rebuild: the last stage's tuple to what the loss is to be given.
+        report: what is split over the tensor axis, where there is one.
     """
 
     whole: fx.GraphModule
@@ -34,6 +37,7 @@ class Held:
     pieces: dict[int, Piece]
     names: tuple[tuple[str, ...], ...]
     rebuild: Callable[[tuple[Tensor, ...]], Any]
+    report: SplitReport | None = None
 
     @property
     def parameters(self) -> set[str]:
@@ -46,10 +50,10 @@ class Held:
         return homes(self.whole, self.how)
 
 
-def hold(
+def divide(
     model: nn.Module, example: Tensor, *, stages: int, mine: Sequence[int], mesh: DeviceMesh | None = None,
-    whole_output: bool = False,
-) -> Held:  # fmt: skip
+    whole_output: bool = False, keeps_logits_split: bool = False,
+) -> Divided:  # fmt: skip
     """Return this rank's part of a module.
 
     Args:
@@ -58,6 +62,7 @@ def hold(
         mine: indices of this rank's.
         mesh: of the tensor axis, where it has more than one rank.
         whole_output: keep all that the module returns, for a loss of the user's.
+        keeps_logits_split: let each tensor rank have its part of the logits, for `SplitCrossEntropy`.
 
     Raises:
         ModelError: the module cannot be exported, or cut into so many stages.
@@ -65,11 +70,14 @@ def hold(
     exported = export(model, example, whole_output=whole_output)
     whole = exported.graph
     weigh(whole)
+    report = None
+    if mesh is not None:
+        report = split_tensor(whole, mesh.get_group(), mesh, keeps_logits_split=keeps_logits_split)
     let_switch(whole)
     bounds = _agreed(choose(whole, stages))
     how = cut(whole, bounds)
     pieces = {index: build(whole, how, index) for index in mine}
-    return Held(whole=whole, how=how, pieces=pieces, names=exported.names, rebuild=exported.rebuild)
+    return Divided(whole=whole, how=how, pieces=pieces, names=exported.names, rebuild=exported.rebuild, report=report)
 
 
 def _agreed(bounds: tuple[int, ...]) -> tuple[int, ...]:

@@ -33,11 +33,11 @@ from supernode.syncing.meeting import Meeting, ordered
 MIB = 2**20
 SHAPES = ((2, 2), (2, 4), (4, 2), (4, 4))
 """Hosts, and ranks on each."""
-RATES = (None, 1000.0, 200.0, 100.0)
-"""Mbit/s; unlimited first, as the rest is compared with it."""
-SIZES = (1, 4, 16, 64)
-"""MiB of float32."""
-CELL, CELL_FULL = 2.5, 60.0
+RATES = (None, 200.0, 100.0, 1000.0)
+"""Mbit/s; unlimited first, as the rest is compared with it; then where links bind most."""
+SIZES = (16, 4, 64, 1)
+"""MiB of float32; what is judged by the bound first, should time run short."""
+CELL, CELL_FULL = 1.8, 60.0
 """Seconds that a size may be measured for, if that gives `LEAST_ROUNDS`."""
 ROUND, ROUND_FULL = 6.0, 60.0
 """Seconds beyond which one round of the pick and gloo's ordered ring is left out."""
@@ -46,7 +46,7 @@ LONG = 1.0
 LEAST_ROUNDS, MOST_ROUNDS = 3, 101
 SURE = 0.004
 """Standard error of the mean ratio at which no further round is taken."""
-LIMIT = 560.0
+LIMIT = 575.0
 """Seconds after which nothing further is begun, unless `--full`."""
 PATIENCE = 3600.0
 

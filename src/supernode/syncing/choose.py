@@ -161,8 +161,23 @@ def choose(
             choice = _without_trying(made, classes, predicted)
         else:
             choice = _try(group, made, classes, predicted, hosts, budget, begun)
-        return Chosen(made, choice, hosts, stack.pop_all())
-    raise AssertionError
+        stack.pop_all()
+    return _settled(made, choice, hosts)
+
+
+def _settled(ways: Mapping[str, Meeting], choice: Choice, hosts: Hosts) -> Chosen:
+    """Return the meeting, and let go of the ways that are not taken."""
+    # A coarse hierarchy is one with the fine one.
+    needed = {name.partition("/")[0] for name in choice.taken}
+    rest = ExitStack()
+    for name, way in ways.items():
+        if name.partition("/")[0] in needed:
+            rest.callback(way.close)
+        else:
+            way.close()
+        if isinstance(way, Hierarchy):
+            way.take_back()
+    return Chosen(ways, choice, hosts, rest)
 
 
 def _flat(group: dist.ProcessGroup, hosts: Hosts, predicted: Predicted | None) -> list[Meeting]:

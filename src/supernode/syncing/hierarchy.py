@@ -158,6 +158,10 @@ class Hierarchy:
         """
         return self._shared.lend(elements, dtype)
 
+    def take_back(self) -> None:
+        """Lend again what `empty` has lent so far; all ranks call this alike, and use those tensors no more."""
+        self._shared.take_back()
+
     def parts(self, elements: int, itemsize: int, key: str = "") -> list[Part]:
         """Return which parts of a tensor this rank looks after, as `between` will be handed them."""
         return [

@@ -67,7 +67,11 @@ class Shared:
             return torch.zeros(elements, dtype=dtype)
         start = self._rooms + self.index * self._room + self._lent
         self._lent += nbytes
-        return torch.frombuffer(self._memory, dtype=dtype, count=elements, offset=start)
+        return torch.frombuffer(self._memory, dtype=dtype, count=elements, offset=start).zero_()
+
+    def take_back(self) -> None:
+        """Lend again what was lent so far; all call this alike, and nobody uses those tensors any more."""
+        self._lent = 0
 
     def lent(self, vector: Tensor) -> list[Tensor]:
         """Return the same place in every rank's room, own row included; empty for a tensor that `lend` did not give."""

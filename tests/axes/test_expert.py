@@ -193,14 +193,11 @@ def test_what_cannot_be_spread_is_refused_with_its_key() -> None:
     job = JobSpec(model="net.py:build", data=DataSpec(dataset="d.py:f"), parallelism=Parallelism(data=2, expert=2))
     with pytest.raises(SpecError, match=r"parallelism\.expert` is 2, and net\.py:build is your own module") as own:
         make_plan(job, MACHINE)
-    early = JobSpec(
-        model=SHAPE,
-        batch=8,
-        parallelism=Parallelism(data=2, expert=2),
-        optimizer=OptimizerSpec(in_backward=True, clip=0),
-    )
-    with pytest.raises(SpecError, match=r"optimizer\.in_backward.*parallelism\.expert") as soon:
-        make_plan(early, MACHINE)
+    with pytest.raises(SpecError, match=r"parallelism\.expert[\s\S]*optimizer\.in_backward") as soon:
+        JobSpec(
+            model=SHAPE, batch=8, parallelism=Parallelism(data=2, expert=2),
+            optimizer=OptimizerSpec(in_backward=True, clip=0),
+        )  # fmt: skip
 
     assert [error.value.hint.split(",")[0] for error in (none, three, own, soon)] == [
         "set `parallelism.expert` to 1",

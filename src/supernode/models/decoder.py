@@ -6,7 +6,7 @@ Dims: B batch, T tokens, D width, H query heads, G key heads, K head width, F in
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
@@ -56,7 +56,7 @@ class Attention(nn.Module):
 
     def __init__(self, shape: DecoderShape) -> None:
         super().__init__()
-        self.attend = attend_causally
+        self.attend: Callable[[Tensor, Tensor, Tensor], Tensor] = attend_causally
         self.head_width = shape.head_width
         width, keys = shape.width, shape.key_heads * shape.head_width
         self.query = nn.Linear(width, width, bias=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -140,3 +141,13 @@ def test_every_event_survives_the_journals_codec() -> None:
     ]
 
     assert [from_json(KINDS[type(event).__name__], to_json(event)) for event in events] == events
+
+
+def test_steps_that_overflowed_are_counted() -> None:
+    skipped = replace(step(2, loss=math.inf), skipped=True)
+
+    state = state_after(step(1), skipped, step(3))
+
+    assert state.skipped == 1
+    assert state.step == 3
+    assert from_json(StepDone, to_json(skipped)) == skipped

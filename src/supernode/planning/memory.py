@@ -33,8 +33,8 @@ RECOMPUTES = {"none": NO_RECOMPUTE, "selective": SELECTIVE, "full": FULL}
 def memory_use(plan: Plan) -> MemoryUse | None:
     """Return the estimate for the fullest card; None for the user's own module.
 
-    Weights, gradients and moments are all of the job's precision, as PyTorch's optimizers keep them, unless the job says
-    otherwise. The driver's own memory and what the allocator loses to fragments are not counted.
+    Weights, gradients and moments are all of the job's precision, as PyTorch's optimizers keep them, unless the job
+    says otherwise. The driver's own memory and what the allocator loses to fragments are not counted.
     """
     shape = shape_of(plan)
     if shape is None:

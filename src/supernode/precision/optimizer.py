@@ -51,7 +51,7 @@ class LowPrecision(torch.optim.Optimizer):
         self.kept, self.rounding, self.scaling = state, rounding, scaling
         self.factor, self.updates = 1.0, 0
         self._keys = keys
-        self._name = {parameter: name for name, parameter in named.items()}
+        self._name: dict[Tensor, str] = {parameter: name for name, parameter in named.items()}
         self._group = {parameter: group for group in self.param_groups for parameter in group["params"]}
         self._places: dict[Tensor, Places] = {}
         self.prepare()
@@ -72,7 +72,7 @@ class LowPrecision(torch.optim.Optimizer):
         return low(like) if self.kept == "float8" and parameter.numel() >= LEAST else Plain(like, torch.float32)
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Update every parameter that has a gradient."""
         assert closure is None
         for parameter in self._group:

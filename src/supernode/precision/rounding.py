@@ -59,7 +59,8 @@ class Places:
     """
 
     def __init__(self, whole: Sequence[int], part: Sequence[int], offset: Sequence[int]) -> None:
-        strides, stride = [], 1
+        strides: list[int] = []
+        stride = 1
         for size in reversed(whole):
             strides.insert(0, stride)
             stride *= size

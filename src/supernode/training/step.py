@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,13 +19,17 @@ from supernode.parallel.assemble import Parts
 from supernode.parallel.chance import seed_for, seed_generators
 from supernode.parallel.mesh import Place
 from supernode.parallel.mixture import is_spread
+from supernode.parallel.pace import PassClock
 from supernode.parallel.sync import TieSync, copies
 from supernode.parallel.tensor import local
+from supernode.precision.optimizer import LowPrecision
 from supernode.schema.plan import Plan
-from supernode.syncing.buckets import ReplicaSync, settle
+from supernode.syncing.buckets import ReplicaSync, all_reduce, settle
 from supernode.syncing.shards import ShardSync
 from supernode.training.data import Batch, Feed
+from supernode.training.early import EarlyUpdates
 from supernode.training.optimizer import learning_rate, set_rate
+from supernode.training.sending import Sending
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -40,6 +44,8 @@ class Outcome:
         rate: learning rate.
         parts: seconds by part on this rank.
         stop: a rank was asked to stop after this step.
+        busy: seconds of each rank's passes; empty where nobody asks for them.
+        skipped: float16 overflowed, so nothing was updated.
     """
 
     loss: float
@@ -47,6 +53,8 @@ class Outcome:
     rate: float
     parts: dict[str, float]
     stop: bool
+    busy: tuple[float, ...] = ()
+    skipped: bool = False
 
 
 class Stepper:
@@ -59,6 +67,8 @@ class Stepper:
     def __init__(
         self, plan: Plan, place: Place, parts: Parts, feed: Feed, optimizer: torch.optim.Optimizer, loss: Loss
     ) -> None:
+        self.scaling = optimizer.scaling if isinstance(optimizer, LowPrecision) else None
+        loss = self.scaling.scaled(loss) if self.scaling is not None else loss
         self.plan, self.place, self.parts, self.feed, self.optimizer, self.loss = (
             plan, place, parts, feed, optimizer, loss,
         )  # fmt: skip
@@ -71,23 +81,41 @@ class Stepper:
             self._by_copies.setdefault(held[parameter], []).append(parameter)
         self.tokens = TokenSync(self.trained if place.layout.sequence else (), place.group("tensor"))
         self.ties = TieSync(parts, place)
+        self.sending = Sending(plan, place, parts)
         self.replicas: ReplicaSync | None = None
         self.experts: ReplicaSync | None = None
         layout = place.layout
-        if layout.copies > 1 and layout.sharding == "replicas":
+        sums = layout.copies > 1 and layout.sharding == "replicas"
+        if sums and not plan.job.optimizer.in_backward:
             said = plan.job.communication
             travels = [parameter for parameter in self.trained if not is_spread(parameter)]
+            start, filled = self.sending.way(place.group("copies"), "copies")
             self.replicas = ReplicaSync(
-                travels, self._uses(), place.group("copies"), bucket_bytes=said.bucket, overlap=said.overlap
-            )
+                travels, self._uses(), place.group("copies"), start=start, filled=filled, bucket_bytes=said.bucket,
+                overlap=said.overlap,
+            )  # fmt: skip
             if layout.expert > 1:  # A rank's experts have fewer copies than all else.
+                start, filled = self.sending.way(place.group("expert_copies"), "experts")
                 self.experts = ReplicaSync(
                     [parameter for parameter in self.trained if is_spread(parameter)], self._uses(),
-                    place.group("expert_copies"), bucket_bytes=said.bucket, overlap=said.overlap,
+                    place.group("expert_copies"), start=start, filled=filled, bucket_bytes=said.bucket,
+                    overlap=said.overlap,
                 )  # fmt: skip
         self.sharded = [m for module in parts.modules for m in module.modules() if isinstance(m, FSDPModule)]
         self.shards = ShardSync(self.sharded, overlap=plan.job.communication.overlap)
-        self.schedule = _schedule(plan, place, parts, loss) if layout.pipeline > 1 else None
+        self.early: EarlyUpdates | None = None
+        if plan.job.optimizer.in_backward:
+            assert isinstance(optimizer, LowPrecision)
+            # FSDP tells of a gradient once it has summed it, after the last micro-batch.
+            self.early = EarlyUpdates(
+                optimizer, self.trained, uses=dict.fromkeys(self.trained, 1) if self.sharded else self._uses(),
+                held=held, late=(*self.tokens.parameters, *self.ties.parameters),
+                start=all_reduce(place.group("copies")) if sums else None,
+            )  # fmt: skip
+        meets = layout.tensor > 1 or layout.context > 1 or layout.expert > 1 or bool(self.sharded)
+        drill = plan.job.drill
+        self.passes = PassClock(meets=meets, slowness=drill.slowness if place.rank == drill.rank else 1.0)
+        self.schedule = _schedule(plan, place, parts, loss, self.passes) if layout.pipeline > 1 else None
         # One copy of each sample's loss: the last stage of one tensor rank.
         ends = any(stage.index == len(plan.stages) - 1 for stage, _ in parts.stages)
         self.judges = ends and place.tensor == 0
@@ -98,21 +126,27 @@ class Stepper:
         for module in self.parts.modules:
             for parameter in module.parameters():
                 if parameter in uses:
-                    uses[parameter] += self.plan.micro_batches
+                    uses[parameter] += self.plan.share(self.place.data)
         return uses
 
     def train(self, step: int, *, stop: bool = False) -> Outcome:
         """Take one step, counted from 0.
 
         Raises:
-            RunError: the loss or the gradient is not finite; the weights are as before the step.
+            RunError: the loss or the gradient is not finite; the weights are as before the step, save with
+                `optimizer.in_backward` (`training.early`).
         """
         clock = _Clock()
         batch = self.feed.training(step)
         # Dropout and the user's modules draw by step and place; tensor ranks that hold the same tokens draw alike.
         seed_generators(seed_for(self.plan.job.seed, "step", step, *self.place.tokens))
+        rate = learning_rate(self.plan.job.optimizer, step, self.plan.job.steps)
+        set_rate(self.optimizer, rate)
         clock.lap("data")
-        if self.replicas is not None:
+        if self.early is not None:
+            self.early.begin(1.0 / self._positions(batch))
+        elif self.replicas is not None:
+            self.sending.begin(step, self.scaling)
             self.replicas.begin()
             if self.experts is not None:
                 self.experts.begin()
@@ -127,16 +161,27 @@ class Stepper:
             waited = self.replicas.finish(self._measure)
             waited += self.experts.finish(self._measure) if self.experts is not None else 0.0
             clock.lap("compute", waited=waited)
+        if self.early is not None:
+            self.early.finish()
         for parameter in (*self.tokens(), *self.ties()):
             self._norms.pop(parameter, None)
         clock.lap("sync")
-        mean, norm, stopping = self._meet(loss, batch, step, stop=stop)
+        if self.early is not None:
+            self.early.rest()
+            clock.lap("optimizer")
+        met = self._meet(loss, batch, step, stop=stop)
         clock.lap("wait")
-        rate = learning_rate(self.plan.job.optimizer, step, self.plan.job.steps)
-        set_rate(self.optimizer, rate)
-        self.optimizer.step()
+        if self.early is None and not met.skipped:
+            self.optimizer.step()
         clock.lap("optimizer")
-        return Outcome(loss=mean, norm=norm, rate=rate, parts=clock.parts, stop=stopping)
+        return replace(met, rate=rate, parts=clock.parts)
+
+    def _positions(self, batch: Batch) -> float:
+        """Return the positions that count on all ranks, before backward: what an update on the way must divide by."""
+        counted = sum(self.feed.count(target) for target in batch.targets) if self.judges else 0
+        positions = torch.tensor(float(counted), dtype=torch.float64)
+        dist.all_reduce(positions)
+        return max(float(positions), 1.0)
 
     def _forward_backward(self, batch: Batch) -> float:
         losses: list[Tensor] = []
@@ -149,8 +194,9 @@ class Stepper:
                 for module in self.sharded:
                     module.set_requires_gradient_sync(last, recurse=False)
                     module.set_is_last_backward(last)
-                value = self.loss(model(inputs), targets)
-                value.backward()
+                with self.passes():
+                    value = self.loss(model(inputs), targets)
+                    value.backward()
                 losses.append(value.detach())
         return float(torch.stack([value.detach() for value in losses]).double().sum()) if losses else 0.0
 
@@ -159,29 +205,56 @@ class Stepper:
         target = torch.cat(batch.targets) if self.ends else None
         run(*inputs, target=target, losses=losses if self.ends else None, return_outputs=False)
 
-    def _meet(self, loss: float, batch: Batch, step: int, *, stop: bool) -> tuple[float, float, bool]:
+    def _meet(self, loss: float, batch: Batch, step: int, *, stop: bool) -> Outcome:
         """Learn the step's loss, positions and gradient norm from all ranks, then scale the gradients once."""
         counted = sum(self.feed.count(target) for target in batch.targets) if self.judges else 0
+        looks = self.place.layout.ranks if self.plan.job.balance.every else 0
+        mine = torch.zeros(4 + looks, dtype=torch.float64)
+        mine[:4] = torch.tensor([loss if self.judges else 0.0, counted, self._squares(), stop], dtype=torch.float64)
+        if looks:
+            mine[4 + self.place.rank] = self.passes.take()
+        dist.all_reduce(mine)
+        total, positions, squares, stopping, *busy = mine.tolist()
+        positions = max(positions, 1.0)
+        inflated = self.scaling.scale if self.scaling is not None else 1.0
+        mean, norm = total / inflated / positions, math.sqrt(squares) / inflated / positions
+        is_finite = math.isfinite(mean) and math.isfinite(norm)
+        # Every rank judges the same sums, so all skip a step or none does.
+        skipped = self.scaling is not None and not self.scaling.judge(is_finite=is_finite)
+        if self.scaling is not None and self.scaling.is_lost:
+            raise RunError(
+                f"step {step + 1}: float16 overflowed {self.scaling.row} times in a row, last at a loss of {mean:g}",
+                hint="lower `optimizer.learning_rate`, set `precision` to bfloat16, or raise `optimizer.most_skips`.",
+            )
+        if not is_finite and not skipped:
+            raise RunError(
+                f"step {step + 1}: the loss is {mean:g} and the gradient's norm {norm:g}",
+                hint="lower `optimizer.learning_rate`, or set `optimizer.clip`; the last checkpoint is untouched.",
+            )
+        if not skipped and self.early is None:
+            clip = self.plan.job.optimizer.clip
+            self._scale((min(1.0, clip / (norm + 1e-6)) if clip else 1.0) / positions / inflated)
+        return Outcome(
+            loss=mean, norm=norm, rate=0.0, parts={}, stop=stopping > 0, busy=tuple(busy), skipped=skipped
+        )  # fmt: skip
+
+    def _squares(self) -> float:
+        """Return this rank's part of the squared norm of the whole gradient."""
+        if self.early is not None:
+            return self.early.squares
         self._measure([parameter for parameter in self.trained if parameter not in self._norms])
         squares = 0.0
         for held, parameters in self._by_copies.items():
             norms = torch.stack([self._norms[parameter] for parameter in parameters])
             squares += float(norms.double().square().sum()) / held
-        mine = torch.tensor([loss if self.judges else 0.0, counted, squares, stop], dtype=torch.float64)
-        dist.all_reduce(mine)
-        total, positions, squares, stopping = mine.tolist()
-        positions = max(positions, 1.0)
-        norm = math.sqrt(squares) / positions
-        if not math.isfinite(total) or not math.isfinite(norm):
-            raise RunError(
-                f"step {step + 1}: the loss is {total / positions:g} and the gradient's norm {norm:g}",
-                hint="lower `optimizer.learning_rate`, or set `optimizer.clip`; the last checkpoint is untouched.",
-            )
-        clip = self.plan.job.optimizer.clip
-        scale = min(1.0, clip / (norm + 1e-6)) / positions if clip else 1.0 / positions
-        if grads := [local(p.grad) for p in self.trained if p.grad is not None]:
-            torch._foreach_mul_(grads, scale)
-        return total / positions, norm, stopping > 0
+        return squares
+
+    def _scale(self, factor: float) -> None:
+        """Multiply the gradients; what reads them in float32 anyway does it on the way, without rounding them."""
+        if isinstance(self.optimizer, LowPrecision):
+            self.optimizer.factor = factor
+        elif grads := [local(p.grad) for p in self.trained if p.grad is not None]:
+            torch._foreach_mul_(grads, factor)
 
     def _measure(self, parameters: Sequence[nn.Parameter]) -> None:
         """Take the norm of each gradient that is a sum by now; stages that share a parameter have yet to add theirs."""
@@ -228,14 +301,15 @@ class Stepper:
         for module in self.parts.modules:
             module.train()
         dist.all_reduce(total)
-        return float(total[0] / max(1.0, float(total[1])))
+        inflated = self.scaling.scale if self.scaling is not None else 1.0
+        return float(total[0] / inflated / max(1.0, float(total[1])))
 
 
-def _schedule(plan: Plan, place: Place, parts: Parts, loss: Loss) -> Any:
+def _schedule(plan: Plan, place: Place, parts: Parts, loss: Loss, passes: PassClock) -> Any:
     # Here and not above: it costs half a second that a run without a pipeline need not wait for.
     from supernode.parallel.pipeline import build_schedule
 
-    return build_schedule(plan, place, parts, loss)
+    return build_schedule(plan, place, parts, loss, passes)
 
 
 class _Clock:

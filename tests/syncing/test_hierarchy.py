@@ -167,6 +167,31 @@ def test_a_killed_rank_ends_what_the_others_wait_for(tmp_path):
         assert re.search(_PEER_GONE, (tmp_path / f"said-{number}").read_text())
 
 
+def test_memory_is_lent_empty_again_and_what_was_not_lent_is_copied(together):
+    def rank(number: int) -> tuple[bool, list[float], list[float]]:
+        hierarchy = Hierarchy(dist.group.WORLD, _hosts("AA", number, "again"), "test again")
+        first = hierarchy.empty(100)
+        first += 7
+        dist.barrier()
+        hierarchy.take_back()
+        second, other = hierarchy.empty(100), hierarchy.empty(10, torch.float64)
+        is_same = first.data_ptr() == second.data_ptr()
+        was_empty = not second.any() and not other.any()
+        # Part of a lent tensor, and a tensor that only looks like one.
+        second += number + 1
+        mine = torch.full((100,), float(number + 1))
+        works = [hierarchy.start(second[20:30]), hierarchy.start(mine), hierarchy.start(other)]
+        for work in works:
+            work.wait()
+        dist.barrier()
+        hierarchy.close()
+        return is_same and was_empty, second[[0, 19, 20, 29, 30]].tolist(), mine.unique().tolist()
+
+    for number, result in enumerate(together(rank, ranks=2)):
+        own = float(number + 1)
+        assert result == (True, [own, own, 3.0, 3.0, own], [3.0])
+
+
 def test_nothing_of_the_memory_has_a_name(together):
     def rank(number: int) -> tuple[bool, set[str]]:
         before = set(os.listdir("/dev/shm"))

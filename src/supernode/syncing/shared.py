@@ -99,8 +99,9 @@ class Shared:
 
     def wake(self) -> None:
         """Make `hear` return; from any thread."""
-        with suppress(OSError):  # closed meanwhile
-            os.eventfd_write(self._wake, 1)
+        descriptor = self._wake
+        if descriptor >= 0:
+            os.eventfd_write(descriptor, 1)
 
     def hear(self, patience: float | None) -> list[tuple[int, bytes]] | None:
         """Wait for words of the others or for `wake`; return who said what, or None after so many seconds of silence.
@@ -131,14 +132,13 @@ class Shared:
                 peer.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Let go of sockets and memory."""
+        """Let go of the sockets; the memory goes with the last tensor in it."""
         self._selector.close()
         for peer in self._peers.values():
             peer.close()
-        os.close(self._wake)
-        # Views that still live keep the mapping until they go.
-        with suppress(BufferError):
-            self._memory.close()
+        # Its number may soon be another file's.
+        descriptor, self._wake = self._wake, -1
+        os.close(descriptor)
 
 
 def share(group: dist.ProcessGroup, hosts: Hosts, name: str, *, slots: int, slot: int) -> Shared:

@@ -8,7 +8,6 @@ sizes at which ways are close.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -22,16 +21,19 @@ from supernode.collectives.grid import flat, hierarchical, multi_ring, unequal
 from supernode.collectives.message import Schedule
 from supernode.errors import SpecError
 from supernode.registry import lookup
+from supernode.syncing.cut import CHUNKS
 from supernode.syncing.hierarchy import Between, Hierarchy
 from supernode.syncing.hosts import Hosts, find_hosts
 from supernode.syncing.meeting import Coarse, Executed, Meeting, Own, Work, ordered
-from supernode.syncing.trial import CONTENDS, PROBES, Trial
+from supernode.syncing.trial import CONTENDS, PROBES, ROUNDS, Trial
 
 BUDGET = 1.0
 """Seconds that trying may take in all, about."""
 ALIKE, ALIKE_UNTRIED = 0.03, 0.15
 """Ways this close, where both were tried and where not, are told apart by the prediction, then by their bytes between
 hosts; by their times they could not."""
+FINE = CHUNKS * 2**20
+"""Bytes from which fine chunks are taken where neither was tried: each then takes far longer than the waking for it."""
 EXECUTED_CHUNK = 4 * 2**20
 """Bytes that an executed schedule has under way in one go; its messages are this over the pieces."""
 
@@ -148,7 +150,6 @@ def choose(
     Raises:
         SpecError: the algorithm is unknown or does not fit the hosts.
     """
-    begun = time.perf_counter()
     hosts = find_hosts(group) if hosts is None else hosts
     with ExitStack() as stack:
         ways = lookup(algorithm, ALGORITHMS, kind="algorithm")(group, hosts, predicted)
@@ -160,7 +161,7 @@ def choose(
         if len(made) == 1 or group.size() == 1 or budget <= 0:
             choice = _without_trying(made, classes, predicted)
         else:
-            choice = _try(group, made, classes, predicted, hosts, budget, begun)
+            choice = _try(group, made, classes, predicted, hosts, budget)
         stack.pop_all()
     return _settled(made, choice, hosts)
 
@@ -281,19 +282,23 @@ def _without_trying(ways: Mapping[str, Meeting], sizes: Sequence[int], predicted
 
 def _try(
     group: dist.ProcessGroup, ways: Mapping[str, Meeting], sizes: Sequence[int], predicted: Predicted | None,
-    hosts: Hosts, budget: float, begun: float,
+    hosts: Hosts, budget: float,
 ) -> Choice:  # fmt: skip
     """Return the choice by trying."""
-    trial = Trial(group, ways, budget, begun)
+    trial = Trial(group, ways, budget)
     for size in sorted({*sizes, *(probe for probe in PROBES if probe < max(sizes))}):
-        trial.meet(size)
+        trial.meet(size, rounds=ROUNDS if size in sizes else 2)
     trial.refine(sizes)
     found = [trial.seconds(size) for size in sizes]
     taken = []
     for size, seconds in zip(sizes, found, strict=True):
-        most = min(seconds.values()) * (1 + (ALIKE if trial.tried(size) else ALIKE_UNTRIED))
+        was_tried = trial.tried(size)
+        most = min(seconds.values()) * (1 + (ALIKE if was_tried else ALIKE_UNTRIED))
         alike = {
-            way: (_predicted_seconds(predicted, way, size), between_hosts(way, hosts), seconds[way])
+            way: (
+                _predicted_seconds(predicted, way, size), between_hosts(way, hosts), not was_tried and ("/" in way) == (size >= FINE),
+                seconds[way],
+            )
             for way in ways if seconds[way] <= most
         }  # fmt: skip
         taken.append(min(alike, key=alike.__getitem__))

@@ -23,8 +23,8 @@ CONTENDS, CONTENDS_COLD = 1.25, 2.5
 class Trial:
     """Tries ways, in step with the other ranks; all decisions rest on numbers that the ranks share."""
 
-    def __init__(self, group: dist.ProcessGroup, ways: Mapping[str, Meeting], budget: float, begun: float) -> None:
-        self._group, self._ways, self._budget, self._begun = group, ways, budget, begun
+    def __init__(self, group: dist.ProcessGroup, ways: Mapping[str, Meeting], budget: float) -> None:
+        self._group, self._ways, self._budget, self._begun = group, ways, budget, time.perf_counter()
         self._samples: dict[int, dict[str, list[float]]] = {}
         self._expected: dict[int, dict[str, float]] = {}
         self._tensors: dict[tuple[str, int], Tensor] = {}
@@ -44,12 +44,12 @@ class Trial:
             for way, seen in self._samples[size].items()
         }
 
-    def meet(self, size: int) -> None:
+    def meet(self, size: int, *, rounds: int) -> None:
         """Try a size larger than all before, as far as the budget allows."""
         self._expected[size] = self._expect(size)
         self._samples[size] = {way: [] for way in self._ways}
         is_first = len(self._samples) == 1
-        for number in range(ROUNDS):
+        for number in range(rounds):
             turn = self._contenders(size, CONTENDS if number > 1 else CONTENDS_COLD)
             if (number and len(turn) < 2) or not self._round(size, turn, always=is_first):
                 return

@@ -301,6 +301,7 @@ def main() -> None:
                     case, hosts, rank, until=until, most=40 if flags.full else 12
                 ),
                 range(RANKS),
+                patience=2 * limit,
             )
         cases.append(compare(case, told[0]))
         said = cases[-1]

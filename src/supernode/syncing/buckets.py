@@ -18,8 +18,8 @@ from supernode.syncing.meeting import Own, Work
 BUCKET_BYTES = 25 * 2**20  # PyTorch DDP's default bucket (Li et al., arXiv:2006.15704, figure 8).
 PIECES = 16
 """Buckets that gradients are cut into at least, so that the first leaves early and little is left at the end."""
-LEAST = 64 * 2**10
-"""Bytes below which a bucket's own cost (0.2 ms of a core on gloo) outweighs what leaving early saves."""
+WORTH, LEAST = 2 * 2**20, 256 * 2**10
+"""Bytes below which a bucket, and the last one, are not made smaller: each costs 0.2 ms of a core on gloo."""
 LAST_SHARE = 1 / 256
 """Part of all bytes that may travel when no backward is left to hide behind."""
 
@@ -234,7 +234,7 @@ def fill(order: Sequence[nn.Parameter], most: int) -> list[list[nn.Parameter]]:
         most: bytes of a bucket; a larger parameter has one for itself.
     """
     total = sum(map(_nbytes, order))
-    most = min(most, max(total // PIECES, LEAST))
+    most = min(most, max(total // PIECES, WORTH))
     limit = min(most, max(int(total * LAST_SHARE), LEAST))
     first = min(most, 4 * limit)
     buckets: list[list[nn.Parameter]] = []

@@ -26,7 +26,8 @@ import xxhash
 
 import harness
 from hosts import MBIT, Hosts, emulated
-from supernode.syncing.choose import Chosen, between_hosts, choose
+from supernode.syncing.choose import Chosen, choose
+from supernode.syncing.describe import between_hosts
 from supernode.syncing.hosts import find_hosts
 from supernode.syncing.meeting import Meeting, ordered
 

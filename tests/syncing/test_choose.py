@@ -10,7 +10,8 @@ import torch.distributed as dist
 
 from supernode.collectives.grid import flat, hierarchical
 from supernode.errors import SpecError
-from supernode.syncing.choose import Choice, Predicted, between_hosts, choose, compressed, described
+from supernode.syncing.choose import Choice, Predicted, choose, compressed
+from supernode.syncing.describe import between_hosts, described
 from supernode.syncing.hosts import group_by_host
 
 TABLE = Predicted(

@@ -12,16 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from supernode.collectives.grid import flat, hierarchical, multi_ring, unequal
-from supernode.collectives.message import Schedule
-from supernode.errors import SpecError
 from supernode.registry import lookup
 from supernode.syncing.cut import CHUNKS
+from supernode.syncing.describe import FABRIC_NAMES, between_hosts, described
 from supernode.syncing.hierarchy import Between, Hierarchy
 from supernode.syncing.hosts import Hosts, find_hosts
 from supernode.syncing.meeting import Coarse, Executed, Meeting, Own, Work, ordered
@@ -216,45 +213,6 @@ ALGORITHMS: Mapping[str, Callable[[dist.ProcessGroup, Hosts, Predicted | None], 
 }
 """What a job may say, and the ways to choose from then."""
 
-FABRIC_NAMES = {"given": "flat_ring", "ordered": "flat_ring", "hierarchical": "ring"}
-"""What the fabric calls our ways; hierarchies of any chunks are one to it."""
-
-
-def described(algorithm: str, hosts: Hosts) -> Schedule:
-    """Return the description of an all-reduce over these hosts, its ranks numbered host by host.
-
-    Raises:
-        SpecError: the hosts have different numbers of ranks, and the algorithm wants a grid.
-    """
-    sizes = set(hosts.sizes)
-    if algorithm == "flat_ring":
-        return flat("all_reduce", sum(hosts.sizes))
-    if algorithm == "ring" and len(sizes) > 1:
-        return unequal(hosts.sizes)
-    if len(sizes) > 1:
-        raise SpecError(
-            f"a {algorithm} over hosts of {', '.join(map(str, hosts.sizes))} ranks",
-            hint="set `communication.algorithm` to `hierarchical`, which takes hosts of different sizes.",
-        )
-    grid = (hosts.sizes[0], len(hosts.sizes))
-    if algorithm == "multi_ring":
-        return multi_ring("all_reduce", grid)
-    return hierarchical("all_reduce", grid, (algorithm,) * 2)
-
-
-def between_hosts(way: str, hosts: Hosts) -> float:
-    """Return what a way sends between hosts, all in all, in parts of the tensor."""
-    name = way.partition("/")[0]
-    schedule = described(FABRIC_NAMES.get(name, name), hosts)
-    host = {rank: number for number, ranks in enumerate(hosts.groups) for rank in ranks}
-    # gloo's ring goes by the group's own numbers; everything else goes host by host.
-    ranks = range(len(host)) if name == "given" else hosts.order
-    where = np.array([host[rank] for rank in ranks])
-    return sum(
-        float(np.count_nonzero(where[one.source] != where[one.target])) * one.repeats * schedule.share
-        for lane in schedule.lanes for one in lane
-    )  # fmt: skip
-
 
 def compressed(group: dist.ProcessGroup, between: Between, *, hosts: Hosts | None = None) -> Hierarchy:
     """Return the hierarchy in which a compressor takes the place of the sum between hosts."""
@@ -296,8 +254,8 @@ def _try(
         most = min(seconds.values()) * (1 + (ALIKE if was_tried else ALIKE_UNTRIED))
         alike = {
             way: (
-                _predicted_seconds(predicted, way, size), between_hosts(way, hosts), not was_tried and ("/" in way) == (size >= FINE),
-                seconds[way],
+                _predicted_seconds(predicted, way, size), between_hosts(way, hosts),
+                not was_tried and ("/" in way) == (size >= FINE), seconds[way],
             )
             for way in ways if seconds[way] <= most
         }  # fmt: skip

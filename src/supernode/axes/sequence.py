@@ -33,7 +33,7 @@ def gather_tokens(x_BtD: Tensor, group: dist.ProcessGroup) -> Tensor:
     `split_linear` keeps its part of them for the backward, and gathers anew.
     """
     whole_BTD: Tensor = _Gather.apply(x_BtD, group)
-    whole_BTD.gathered = (x_BtD.detach(), _Again(group))
+    vars(whole_BTD)["gathered"] = (x_BtD.detach(), _Again(group))
     return whole_BTD
 
 

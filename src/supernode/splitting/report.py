@@ -10,8 +10,9 @@ from torch.fx import GraphModule, Node
 
 from supernode.splitting.contracting import contraction_of
 from supernode.splitting.ops import is_tensor, name_of, shape, where
-from supernode.splitting.roles import Roles, tensor_of
+from supernode.splitting.roles import Roles
 from supernode.splitting.rules import needs_of, random
+from supernode.splitting.seeds import tensor_of
 from supernode.splitting.shards import Split
 
 

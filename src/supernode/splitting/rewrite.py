@@ -17,8 +17,9 @@ from supernode.axes.tensor import gather, local, look_up, spread, total
 from supernode.splitting.adapt import adapt
 from supernode.splitting.ops import given, is_tensor, name_of, put, shape
 from supernode.splitting.report import SplitReport, report
-from supernode.splitting.roles import Roles, Seed, find_roles, tensor_of
+from supernode.splitting.roles import Roles, find_roles
 from supernode.splitting.rules import Want
+from supernode.splitting.seeds import Seed, tensor_of
 from supernode.splitting.shards import Split, part_of, to_local
 
 aten = torch.ops.aten

@@ -11,35 +11,20 @@ Source: Shoeybi et al., "Megatron-LM", arXiv:1909.08053, section 3, for columns,
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from torch import nn
 from torch.fx import GraphModule, Node
 
 from supernode.splitting.contracting import contraction_of
-from supernode.splitting.ops import given, is_tensor, name_of, shape, where
+from supernode.splitting.ops import given, name_of, where
 from supernode.splitting.rules import Demand, Demands, Want, merged, needs_of
+from supernode.splitting.seeds import Seed, candidates, parameter_behind, tensor_of, widening
 from supernode.splitting.shards import Split
 
+HEAD = 4.0
+"""Output over input above which a product is a head: inner layers are up to 4 times as wide, vocabularies 8 or more."""
 _SILENT = frozenset({"_assert_tensor_metadata", "_guards_fn", "call_module"})
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Seed:
-    """Where a wish for a split begins.
-
-    Attributes:
-        node: a row, a look-up of tokens, or the graph's output.
-        needs: the inputs that it wants split.
-        holds: the parameter that is split for it; None at the output.
-        kind: `row`, `look-up` or `output`.
-    """
-
-    node: Node
-    needs: dict[Node, Split]
-    holds: Node | None
-    kind: str
 
 
 @dataclass(slots=True)
@@ -64,18 +49,25 @@ class Roles:
 def find_roles(module: GraphModule, parts: int) -> Roles:
     """Return the roles of a graph's nodes for `parts` tensor ranks; nothing is changed."""
     finder = _Finder(module, parts)
-    seeds = sorted(finder.candidates(), key=finder.turn)
+    seeds = sorted(candidates(module, parts), key=finder.turn)
     chosen: list[Seed] = []
     dropped: dict[Seed, str] = {}
     stops: dict[Node, str] = {}
     banned: set[Seed] = set()
+    begun: dict[Seed, set[Node]] = {}
     while True:
         for seed in seeds:
             if seed in chosen or seed in banned:
                 continue
             # A look-up saves its table's memory by itself; the others must find a column.
             alone = finder.walk([seed], rows={other.node for other in chosen}, shared=True)
-            reason = "" if seed.kind == "look-up" else finder.taken(seed, chosen) or finder.flaw(seed, alone)
+            if seed.kind == "look-up":
+                reason = ""
+            elif seed.kind == "row" and any(seed.node in begun[other] for other in chosen):
+                reason = "it begins another split"
+            else:
+                reason = finder.flaw(seed, alone)
+            begun[seed] = set(finder.columns(alone))
             if reason:
                 dropped[seed] = reason
                 stops.update(alone.stops)
@@ -96,58 +88,30 @@ def find_roles(module: GraphModule, parts: int) -> Roles:
     return roles
 
 
-def parameter_behind(node: Node, module: GraphModule) -> Node | None:
-    """Return the parameter that a node is, up to its shape and type; None where it is something computed."""
-    while node.op == "call_function" and len(node.all_input_nodes) == 1:
-        node = node.all_input_nodes[0]
-    if node.op != "get_attr" or not isinstance(tensor_of(module, node), nn.Parameter):
-        return None
-    return node
-
-
-def tensor_of(module: GraphModule, node: Node) -> object:
-    """Return the parameter or buffer of a `get_attr` node."""
-    assert isinstance(node.target, str)
-    owner, _, last = node.target.rpartition(".")
-    return getattr(module.get_submodule(owner), last)
-
-
 class _Finder:
     def __init__(self, module: GraphModule, parts: int) -> None:
         self.module, self.parts = module, parts
         self.nodes = list(module.graph.nodes)
         self.place = {node: index for index, node in enumerate(self.nodes)}
-        self.tokens = self._from_inputs()
-
-    def candidates(self) -> Iterable[Seed]:
-        """Yield every place where a split could begin, in the order of the graph."""
-        for node in self.nodes:
-            if node.op == "output":
-                yield from self._outputs(node)
-            elif name_of(node) == "embedding":
-                if (found := self._look_up(node)) is not None:
-                    yield found
-            elif node.op == "call_function" and (found := self._row(node)) is not None:
-                yield found
 
     def turn(self, seed: Seed) -> tuple[int, int]:
         """Return when a candidate's turn is: what narrows ends a split well, what widens begins one.
 
-        So a head comes before all rows, then rows that narrow, keep or widen their input, then other outputs.
+        So a head that looks its words up in the table of tokens, or that is several times as wide as its input, comes
+        before all rows: as a row it would have all its logits summed. Then rows that narrow, keep or widen their input,
+        then other outputs.
         """
-        if seed.kind == "output":
-            alone = self.walk([seed], rows=set(), shared=True)
-            return 1 if any(_widens(node) > 0 for node in self._columns(alone)) else 5, self.place[seed.node]
-        return (0 if seed.kind == "look-up" else 3 + _widens(seed.node)), self.place[seed.node]
+        if seed.kind == "look-up":
+            return 0, self.place[seed.node]
+        if seed.kind == "row":
+            ratio = widening(seed.node)
+            return 3 + (ratio > 1) - (ratio < 1), self.place[seed.node]
+        alone = self.walk([seed], rows=set(), shared=True)
+        tied = any(name_of(user) == "embedding" for node in alone.wants if node.op == "get_attr" for user in node.users)
+        wide = any(widening(node) > HEAD for node in self.columns(alone))
+        return 1 if tied or wide else 5, self.place[seed.node]
 
-    def taken(self, seed: Seed, chosen: list[Seed]) -> str:
-        """Say whether a candidate's product is a column for others already; empty where it is not."""
-        rows = {other.node for other in chosen}
-        if seed.kind == "row" and seed.node in self._columns(self.walk(chosen, rows=rows, shared=True)):
-            return "it begins another split"
-        return ""
-
-    def _columns(self, roles: Roles) -> list[Node]:
+    def columns(self, roles: Roles) -> list[Node]:
         """Return the products and look-ups whose output is split as their parameter is."""
         found = []
         for node in roles.wants:
@@ -156,44 +120,6 @@ class _Finder:
                 if any(operand in roles.wants for operand in sources):
                     found.append(node)
         return found
-
-    def _row(self, node: Node) -> Seed | None:
-        product = contraction_of(node)
-        if product is None or len(product.summed) != 1 or (name_of(node) in ("addmm", "baddbmm") and not _plain(node)):
-            return None
-        (label,) = product.summed
-        held = [parameter_behind(operand, self.module) for operand, _ in product.operands]
-        if (held[0] is None) == (held[1] is None):
-            return None
-        needs = {}
-        for operand, labels in product.operands:
-            dim = labels.index(label)
-            size = shape(operand)[dim]
-            if not isinstance(size, int) or Split(dim, (size,)).refusal(self.parts):
-                return None
-            needs[operand] = Split(dim, (size,))
-        return Seed(node, needs, held[0] or held[1], "row")
-
-    def _look_up(self, node: Node) -> Seed | None:
-        weight = given(node, "weight")
-        table = parameter_behind(weight, self.module)
-        if table is None or table is not weight:
-            return None
-        split = Split(0, (shape(weight)[0],))
-        if given(node, "sparse") or given(node, "scale_grad_by_freq"):
-            return None
-        # A table of positions is read in the same places by all: splitting it would only send more.
-        if given(node, "indices") not in self.tokens or split.refusal(self.parts):
-            return None
-        return Seed(node, {table: split}, table, "look-up")
-
-    def _outputs(self, node: Node) -> Iterable[Seed]:
-        for value in node.all_input_nodes:
-            if is_tensor(value) and value.meta["val"].is_floating_point() and len(shape(value)) > 1:
-                size = shape(value)[-1]
-                split = Split(len(shape(value)) - 1, (size,)) if isinstance(size, int) else None
-                if split is not None and not split.refusal(self.parts):
-                    yield Seed(node, {value: split}, None, "output")
 
     def walk(self, seeds: list[Seed], *, rows: set[Node], shared: bool) -> Roles:
         """Let the wishes of seeds travel backward.
@@ -269,7 +195,7 @@ class _Finder:
                 for name in ("running_mean", "running_var")
             ):
                 return "running statistics that others read as well cannot be split"
-        if set(behind).intersection(self._columns(roles)):
+        if set(behind).intersection(self.columns(roles)):
             return ""
         inputs = any(node.op == "placeholder" for node in ends)
         reasons = [f"{where(node)}: {roles.stops[node]}" for node in ends if node in roles.stops and not inputs]
@@ -285,37 +211,6 @@ class _Finder:
                 seen[node] = None
                 left += roles.needs.get(node, {}) if node in roles.wants else {}
         return list(seen)
-
-    def _from_inputs(self) -> set[Node]:
-        """Return the nodes whose numbers, not only their shapes, come from the model's inputs."""
-        found: set[Node] = set()
-        shapes = {"sym_size", "zeros_like", "ones_like", "empty_like", "full_like", "new_zeros", "new_ones", "new_full"}
-        for node in self.nodes:
-            if node.op == "placeholder" or (
-                node.op == "call_function"
-                and name_of(node) not in shapes
-                and any(operand in found for operand in node.all_input_nodes)
-            ):
-                found.add(node)
-        return found
-
-
-def _plain(node: Node) -> bool:
-    return bool(given(node, "beta") == 1 and given(node, "alpha") == 1)
-
-
-def _widens(product: Node) -> int:
-    """Return 1 where a product's output is wider than the dim that it sums over, 0 where it is as wide, else -1."""
-    found = contraction_of(product)
-    if found is None or len(found.summed) != 1:
-        return 0
-    (first, labels), (second, others) = found.operands
-    own = [label for label in found.output if (label in labels) != (label in others)]
-    into = shape(first)[labels.index(found.summed[0])]
-    # The output's own dim of a weight is its last or, of a convolution, that of channels.
-    widths = [shape(product)[found.output.index(label)] for label in own if label in ("n", "m") or label == own[-1]]
-    out = widths[-1] if widths else into
-    return (out > into) - (out < into) if isinstance(out, int) else 0
 
 
 def _silent(user: Node, want: Want) -> bool:

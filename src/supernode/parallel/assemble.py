@@ -27,7 +27,7 @@ from supernode.precision.float8 import multiply_in_float8
 from supernode.schema.job import JobSpec
 from supernode.schema.model import DecoderShape
 from supernode.schema.plan import Plan, Stage
-from supernode.splitting.divide import Divided
+from supernode.splitting.divide import Kept
 from supernode.splitting.proof import prove
 from supernode.splitting.shards import Split
 
@@ -50,7 +50,7 @@ class Parts:
 
     stages: list[tuple[Stage, nn.Module]]
     tied: list[Tie]
-    divided: Divided | None = None
+    divided: Kept | None = None
     notes: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -221,12 +221,12 @@ def _graph_parts(model: nn.Module, plan: Plan, place: Place, trial: Trial) -> Pa
     check_count(divided, plan, place, sum(parameter.numel() for parameter in model.parameters()))
     proof = prove(
         model, divided, inputs=trial.inputs, targets=trial.targets, evaluates=trial.evaluates,
-        expected=loss_of(plan, place, None, trial.loss), measured=loss_of(plan, place, divided, trial.loss),
+        expected=loss_of(plan, place, None, trial.loss), measured=loss_of(plan, place, divided.kept, trial.loss),
     )  # fmt: skip
     stages: list[tuple[Stage, nn.Module]] = [
-        (stage, divided.pieces[stage.index].module) for stage in plan.stages if stage.index in divided.pieces
+        (stage, divided.kept.pieces[stage.index].module) for stage in plan.stages if stage.index in divided.kept.pieces
     ]
-    return Parts(stages=stages, tied=ties(divided, plan), divided=divided, notes=tell(divided, proof))
+    return Parts(stages=stages, tied=ties(divided, plan), divided=divided.kept, notes=tell(divided, proof))
 
 
 def _check_alike(model: nn.Module, reference: str) -> None:

@@ -16,9 +16,9 @@ from supernode.errors import ModelError
 from supernode.parallel.mesh import Place
 from supernode.parallel.tensor import SplitCrossEntropy, cross_entropy, local
 from supernode.schema.plan import Plan
-from supernode.splitting.cut import nbytes
-from supernode.splitting.divide import Divided, divide
+from supernode.splitting.divide import Divided, Kept, divide
 from supernode.splitting.export import logits_of
+from supernode.splitting.places import nbytes
 from supernode.units import show_bytes
 
 MOST_TOLD = 12
@@ -85,21 +85,21 @@ def is_stock(plan: Plan) -> bool:
     return plan.job.data.loss == "cross_entropy"
 
 
-def loss_of(plan: Plan, place: Place, divided: Divided | None, loss: Loss) -> Loss:
+def loss_of(plan: Plan, place: Place, kept: Kept | None, loss: Loss) -> Loss:
     """Return the loss of what the last stage returns.
 
     Args:
-        divided: the user's module in parts.
+        kept: the user's module in parts.
         loss: of what the whole model returns.
     """
     if plan.job.shape is not None:
         return SplitCrossEntropy(place.group("tensor"), plan.vocabulary) if plan.layout.tensor > 1 else loss
     whole: Loss = read_logits if is_stock(plan) else loss
-    if divided is None:
+    if kept is None:
         return whole
-    rebuild = divided.rebuild
-    if divided.report is not None and divided.report.logits_split:
-        whole = SplitCrossEntropy(place.group("tensor"), divided.report.logits_split)
+    rebuild = kept.rebuild
+    if kept.report is not None and kept.report.logits_split:
+        whole = SplitCrossEntropy(place.group("tensor"), kept.report.logits_split)
     return lambda outputs, targets: whole(rebuild(outputs), targets)
 
 
@@ -130,9 +130,13 @@ def check_count(divided: Divided, plan: Plan, place: Place, wanted: int) -> None
     """
     rank = {stage.index: stage.rank for stage in plan.stages}
     ranks = {name: len({rank[index] for index in stages}) for name, stages in divided.homes.items()}
-    split = {held.name for held in divided.report.parameters if held.split} if divided.report is not None else set()
+    split = (
+        {held.name for held in divided.kept.report.parameters if held.split}
+        if divided.kept.report is not None
+        else set()
+    )
     mine: dict[str, nn.Parameter] = {}
-    for piece in divided.pieces.values():
+    for piece in divided.kept.pieces.values():
         mine |= dict(piece.module.named_parameters())
     layout = plan.layout
     share = sum(
@@ -157,8 +161,8 @@ def tell(divided: Divided, proof: str) -> dict[str, str]:
             f"{len(values)} values of {show_bytes(size)}"
             for values, size in zip(divided.how.travels[1:], sent, strict=True)
         )
-    if divided.report is not None:
-        report, kinds = divided.report, _kinds(divided.report.lines())
+    if divided.kept.report is not None:
+        report, kinds = divided.kept.report, _kinds(divided.kept.report.lines())
         told["split over tensor"] = (
             f"{report.share:.1%} of {sum(held.size for held in report.parameters):,} parameters, {report.rows} sums "
             "each way"

@@ -20,24 +20,35 @@ from supernode.splitting.switch import let_switch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Divided:
-    """A module in parts.
+class Kept:
+    """What a rank goes on with: its own stages, and nothing that holds others' parameters.
 
     Attributes:
-        whole: the graph of the whole model, split over the tensor axis, not yet cut.
-        how: where it is cut.
         pieces: this rank's stages by their index.
-        names: each shared parameter's names, the first one being that of the graph.
         rebuild: the last stage's tuple to what the loss is to be given.
         report: what is split over the tensor axis, where there is one.
     """
 
-    whole: fx.GraphModule
-    how: Cut
     pieces: dict[int, Piece]
-    names: tuple[tuple[str, ...], ...]
     rebuild: Callable[[tuple[Tensor, ...]], Any]
     report: SplitReport | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Divided:
+    """A module in parts, and the whole that they are held against.
+
+    Attributes:
+        whole: the graph of the whole model, split over the tensor axis, not yet cut.
+        how: where it is cut.
+        names: each shared parameter's names, the first one being that of the graph.
+        kept: this rank's part.
+    """
+
+    whole: fx.GraphModule
+    how: Cut
+    names: tuple[tuple[str, ...], ...]
+    kept: Kept
 
     @property
     def parameters(self) -> set[str]:
@@ -77,7 +88,8 @@ def divide(
     bounds = _agreed(choose(whole, stages))
     how = cut(whole, bounds)
     pieces = {index: build(whole, how, index) for index in mine}
-    return Divided(whole=whole, how=how, pieces=pieces, names=exported.names, rebuild=exported.rebuild, report=report)
+    kept = Kept(pieces=pieces, rebuild=exported.rebuild, report=report)
+    return Divided(whole=whole, how=how, names=exported.names, kept=kept)
 
 
 def _agreed(bounds: tuple[int, ...]) -> tuple[int, ...]:

@@ -137,9 +137,12 @@ def _only(outputs: tuple[Tensor, ...]) -> Any:
 
 
 def _rebuild(flat: list[Any], spec: pytree.TreeSpec) -> Callable[[tuple[Tensor, ...]], Any]:
+    # Nodes would keep the graph alive, and with it all parameters.
+    leaves = [(isinstance(leaf, fx.Node), None if isinstance(leaf, fx.Node) else leaf) for leaf in flat]
+
     def rebuild(outputs: tuple[Tensor, ...]) -> Any:
         left = iter(outputs)
-        return pytree.tree_unflatten([next(left) if isinstance(leaf, fx.Node) else leaf for leaf in flat], spec)
+        return pytree.tree_unflatten([next(left) if is_tensor else leaf for is_tensor, leaf in leaves], spec)
 
     return rebuild
 

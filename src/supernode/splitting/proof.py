@@ -64,7 +64,8 @@ def prove(
             found = values.run(inputs)
             wanted, ours = float(expected(model(inputs), targets)), float(measured(found, targets))
             worst = max(worst, _compare_loss(ours, wanted, _tolerance(found), mode=mode))
-            worst = max(worst, *(_compare_stage(divided, index, values, found, mode=mode) for index in divided.pieces))
+            for index in divided.kept.pieces:
+                worst = max(worst, _compare_stage(divided, index, values, found, mode=mode))
     if dist.is_initialized():
         found_worst = torch.tensor(worst, dtype=torch.float64)
         dist.all_reduce(found_worst, op=dist.ReduceOp.MAX)
@@ -107,7 +108,7 @@ def _compare_loss(ours: float, wanted: float, tolerance: float, *, mode: bool) -
 
 
 def _compare_stage(divided: Divided, index: int, values: _Watch, found: Any, *, mode: bool) -> float:
-    how, stage = divided.how, divided.pieces[index].module
+    how, stage = divided.how, divided.kept.pieces[index].module
     wanted = found if index == how.stages - 1 else [values.seen[value] for value in how.travels[index + 1]]
     stage.train(mode)
     outputs = stage(*(values.seen[value] for value in how.travels[index]))

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from supernode.splitting.cut import Cut, is_attribute, needs_gradient
+from supernode.splitting.cut import Cut, needs_gradient
 from supernode.splitting.export import plant
+from supernode.splitting.places import is_attribute
 from supernode.splitting.tidy import value_of
 
 aten = torch.ops.aten

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from supernode.axes.tensor import draw_apart
-from supernode.splitting.cut import is_attribute
+from supernode.splitting.places import is_attribute
 from supernode.splitting.tidy import in_training, schema_of, written
 
 aten = torch.ops.aten

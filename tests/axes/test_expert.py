@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from one_step import MACHINE, one_step, plan_of, sharpen
 from supernode.axes.expert import exchange, visit_over
+from supernode.axes.tensor import local
 from supernode.errors import SpecError
 from supernode.models.experts import Mixture, run_experts
 from supernode.parallel.assemble import Parts, assemble
@@ -155,18 +156,22 @@ def held(parts: Parts) -> dict[str, Tensor]:
     return {name: parameter.detach() for name, parameter in parts.parameters()}
 
 
-def test_each_expert_is_counted_by_the_ranks_that_hold_it(together: Together) -> None:
+def test_each_expert_is_counted_by_the_ranks_that_hold_it_and_weighs_what_the_plan_says(together: Together) -> None:
     plan = plan_of(SHAPE, {"data": 4, "expert": 2})
 
-    def run(rank: int) -> dict[str, int]:
+    def run(rank: int) -> tuple[dict[str, int], int]:
         place = place_of(plan.layout, rank)
         parts = assemble(plan, place)
         counted = copies(parts, place)
-        return {name: counted[parameter] for name, parameter in parts.parameters()}
+        nbytes = sum(local(parameter).nbytes for _, parameter in parts.parameters())
+        return {name: counted[parameter] for name, parameter in parts.parameters()}, nbytes
 
-    for counted in together(run, ranks=4):
+    for counted, nbytes in together(run, ranks=4):
         assert {count for name, count in counted.items() if ".experts." in name} == {2}
         assert {count for name, count in counted.items() if ".experts." not in name} == {4}
+        assert plan.memory is not None
+        # The plan leaves out the final norm's 16 numbers.
+        assert nbytes == plan.memory.weights + 16 * 4
 
 
 def test_the_order_of_tokens_over_ranks_and_micro_batches_changes_rounding_alone(together: Together) -> None:

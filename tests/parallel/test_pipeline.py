@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from one_step import feed_of, plan_of, sharpen
 from torch import Tensor, nn
 from torch.distributed.pipelining._backward import stage_backward_input
 
+from one_step import feed_of, plan_of, sharpen
 from supernode.parallel.assemble import assemble
 from supernode.parallel.mesh import place_of
 from supernode.parallel.pipeline import _backward_weights
@@ -86,3 +86,30 @@ def test_every_hook_fires_once_a_micro_batch_under_zero_bubble(together: Togethe
 
     for fired in together(count, ranks=3):
         assert set(fired.values()) == {4}, fired
+
+
+def test_sums_over_copies_leave_from_inside_the_weights_passes(together: Together) -> None:
+    plan = plan_of(
+        DecoderShape(layers=2, width=16, heads=2, vocabulary=11),
+        {"pipeline": 2, "data": 2, "schedule": "zero_bubble"}, batch=8, micro_batches=2,
+    )  # fmt: skip
+
+    def count(rank: int) -> tuple[int, int]:
+        place = place_of(plan.layout, rank)
+        parts = assemble(plan, place)
+        optimizer = build_optimizer(plan.job.optimizer, [p for _, p in parts.parameters()])
+        stepper = Stepper(plan, place, parts, feed_of(plan, place, short=0), optimizer, cross_entropy)
+        stepper.train(0)  # Learns in which order gradients come.
+        assert stepper.replicas is not None
+        finish, gone = stepper.replicas.finish, []
+
+        def spied(*given: Any) -> float:
+            gone.append(sum(bucket.work is not None for bucket in stepper.replicas.buckets))  # type: ignore[union-attr]
+            return finish(*given)
+
+        vars(stepper.replicas)["finish"] = spied
+        stepper.train(1)
+        return gone[0], len(stepper.replicas.buckets)
+
+    for gone, buckets in together(count, ranks=4):
+        assert gone == buckets > 0

@@ -55,6 +55,7 @@ def find_roles(module: GraphModule, parts: int) -> Roles:
     stops: dict[Node, str] = {}
     banned: set[Seed] = set()
     begun: dict[Seed, set[Node]] = {}
+    ways: dict[Seed, dict[Node, Want]] = {}
     while True:
         for seed in seeds:
             if seed in chosen or seed in banned:
@@ -66,7 +67,8 @@ def find_roles(module: GraphModule, parts: int) -> Roles:
             elif seed.kind == "row" and any(seed.node in begun[other] for other in chosen):
                 reason = "it begins another split"
             else:
-                reason = finder.flaw(seed, alone)
+                reason = finder.flaw(seed, alone) or _contradiction(alone, [ways[other] for other in chosen])
+            ways[seed] = {node: want for node, want in alone.wants.items() if node.op == "get_attr"}
             begun[seed] = set(finder.columns(alone))
             if reason:
                 dropped[seed] = reason
@@ -88,6 +90,15 @@ def find_roles(module: GraphModule, parts: int) -> Roles:
     return roles
 
 
+def _contradiction(alone: Roles, ways: list[dict[Node, Want]]) -> str:
+    """Say which parameter a candidate wants split in another way than those before it; empty where none."""
+    for way in ways:
+        for node, want in way.items():
+            if alone.wants.get(node, want) != want:
+                return f"`{node.target}` is split in another way already"
+    return ""
+
+
 class _Finder:
     def __init__(self, module: GraphModule, parts: int) -> None:
         self.module, self.parts = module, parts
@@ -95,21 +106,19 @@ class _Finder:
         self.place = {node: index for index, node in enumerate(self.nodes)}
 
     def turn(self, seed: Seed) -> tuple[int, int]:
-        """Return when a candidate's turn is: what narrows ends a split well, what widens begins one.
+        """Return when a candidate's turn is: look-ups, heads, rows, other outputs, each in the order of the graph.
 
-        So a head that looks its words up in the table of tokens, or that is several times as wide as its input, comes
-        before all rows: as a row it would have all its logits summed. Then rows that narrow, keep or widen their input,
-        then other outputs.
+        A head shares the table of tokens, or is several times as wide as its input: as a row it would have all its
+        logits summed.
         """
         if seed.kind == "look-up":
             return 0, self.place[seed.node]
         if seed.kind == "row":
-            ratio = widening(seed.node)
-            return 3 + (ratio > 1) - (ratio < 1), self.place[seed.node]
+            return 2, self.place[seed.node]
         alone = self.walk([seed], rows=set(), shared=True)
         tied = any(name_of(user) == "embedding" for node in alone.wants if node.op == "get_attr" for user in node.users)
         wide = any(widening(node) > HEAD for node in self.columns(alone))
-        return 1 if tied or wide else 5, self.place[seed.node]
+        return 1 if tied or wide else 3, self.place[seed.node]
 
     def columns(self, roles: Roles) -> list[Node]:
         """Return the products and look-ups whose output is split as their parameter is."""

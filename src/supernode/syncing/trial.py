@@ -16,8 +16,9 @@ PROBES = (64 * 2**10, 2**20)
 """Bytes that are tried before the sizes asked for, so that no first try is a long one."""
 ROUNDS, MOST_ROUNDS = 3, 12
 """How often a size is tried at first, and at most."""
-CONTENDS, CONTENDS_COLD = 1.25, 2.5
-"""A way goes on being tried while it takes no more than so many times the quickest: once warm, and the first time."""
+CONTENDS, CONTENDS_EARLY = 1.25, 4.0
+"""A way goes on being tried while it takes no more than so many times the quickest: later, and the first
+two times, of which one may have met other work on the computer."""
 
 
 class Trial:
@@ -37,10 +38,10 @@ class Trial:
     def seconds(self, size: int) -> dict[str, float]:
         """Return the time of each way: the median, without the first time, which touches memory that later ones find.
 
-        A way that was not tried at this size has what was expected of it.
+        Of two times it is the shorter one. A way that was not tried at this size has what was expected of it.
         """
         return {
-            way: statistics.median(seen[1:] or seen) if seen else self._expected[size][way]
+            way: statistics.median(seen[1:]) if len(seen) > 2 else min(seen, default=self._expected[size][way])
             for way, seen in self._samples[size].items()
         }
 
@@ -50,7 +51,7 @@ class Trial:
         self._samples[size] = {way: [] for way in self._ways}
         is_first = len(self._samples) == 1
         for number in range(rounds):
-            turn = self._contenders(size, CONTENDS if number > 1 else CONTENDS_COLD)
+            turn = self._contenders(size, CONTENDS if number > 1 else CONTENDS_EARLY)
             if (number and len(turn) < 2) or not self._round(size, turn, always=is_first):
                 return
 

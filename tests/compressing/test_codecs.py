@@ -25,7 +25,7 @@ def there_and_back(codec: Codec, numbers: Tensor) -> Tensor:
     [
         (Int8(), 4 + 1024),  # a float32 scale, and one byte a number
         (Float8(), 4 + 1024),
-        (OneBit(), 4 + 128),  # eight numbers a byte
+        (OneBit(), 4 + 8),  # eight numbers a byte
         (TopK(0.05), 4 + 28),  # 13 of 256 numbers with a byte each for value and place, filled up to whole float32
         (TopK(1e-6), 4 + 4),  # at least one number
     ],
@@ -73,7 +73,7 @@ def test_one_bit_keeps_signs_and_the_mean_magnitude() -> None:
 
 
 def test_one_bit_takes_the_mean_of_what_fills_a_block() -> None:
-    numbers = torch.zeros(1, 1024)
+    numbers = torch.zeros(1, 64)
     numbers[0, :4] = torch.tensor([1.0, -2.0, 3.0, -2.0])
 
     back = OneBit().decode(OneBit().encode(numbers, torch.tensor([4.0])))

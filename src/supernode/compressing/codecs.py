@@ -110,14 +110,16 @@ class TopK:
 
 
 class OneBit:
-    """The sign of every number times the mean magnitude of its block; a thirtieth of float32's bytes.
+    """The sign of every number times the mean magnitude of its block; a twentieth of float32's bytes.
+
+    Blocks are small, so that a row without a gradient (a token that did not occur) gets none from its neighbours.
 
     Source: Karimireddy et al., "Error Feedback Fixes SignSGD and other Gradient Compression Schemes",
     arXiv:1901.09847; first by Seide et al., "1-Bit Stochastic Gradient Descent", Interspeech 2014.
     """
 
-    block = 1024
-    width = 4 + 1024 // 8
+    block = 64
+    width = 4 + 64 // 8
     _WEIGHTS = (1, 2, 4, 8, 16, 32, 64, 128)
 
     def encode(self, blocks_NB: Tensor, filled_N: Tensor) -> Tensor:

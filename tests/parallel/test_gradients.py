@@ -113,8 +113,9 @@ def planned(case: Case, dice: random.Random) -> Plan:
     """Return a case as a plan of a random small model, whose sizes the axes do not divide."""
     experts, least = case["mlp"] != "dense", 4 if case["stages"] in ("deep", "interleaved") else 2
     shape = DecoderShape(
-        layers=dice.choice((least, least + 1)), width=16, heads=4, kv_heads=case["kv_heads"], hidden=dice.choice((33, 40)),
-        vocabulary=dice.choice((29, 31, 32)), tied=case["tied"], experts=4 if experts else 0,
+        layers=dice.choice((least, least + 1)), width=16, heads=4, kv_heads=case["kv_heads"],
+        hidden=dice.choice((33, 40)), vocabulary=dice.choice((29, 31, 32)), tied=case["tied"],
+        experts=4 if experts else 0,
         experts_per_token=dice.choice((1, 2, 3)) if experts else 2, expert_hidden=dice.choice((9, 12)),
     )  # fmt: skip
     degrees = STAGES[case["stages"]] | {key: case[key] for key in ("tensor", "data", "context", "sequence", "sharding")}

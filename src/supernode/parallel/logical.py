@@ -26,7 +26,8 @@ def wholes(named: Mapping[str, Tensor], parts: Parts, place: Place) -> dict[str,
     """
     found = dict(named)
     for key, split in _segmented(named, parts).items():
-        part = named[key].full_tensor() if isinstance(named[key], DTensor) else named[key]
+        own = named[key]
+        part = own.full_tensor() if isinstance(own, DTensor) else own
         found[key] = to_full(part, split, place.group("tensor"))
     return found
 

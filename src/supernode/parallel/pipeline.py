@@ -141,12 +141,12 @@ def _flow(plan: Plan, place: Place, parts: Parts, stage: Stage) -> dict[str, Any
     """
     shape = plan.job.shape
     if parts.divided is not None:
-        inputs, outputs = parts.divided.pieces[stage.index].inputs, parts.divided.pieces[stage.index].outputs
+        piece = parts.divided.pieces[stage.index]
         return {
-            "input_args": inputs,
-            "output_args": outputs,
-            "input_grads": _grads(inputs, comes=stage.index > 0),
-            "output_grads": _grads(outputs, comes=stage.index < len(plan.stages) - 1),
+            "input_args": piece.inputs,
+            "output_args": piece.outputs,
+            "input_grads": _grads(piece.inputs, comes=stage.index > 0),
+            "output_grads": _grads(piece.outputs, comes=stage.index < len(plan.stages) - 1),
         }
     if shape is None:
         return {}

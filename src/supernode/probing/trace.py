@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from supernode.errors import ModelError
 from supernode.parallel.assemble import DTYPES
 from supernode.parallel.chance import seed_for, seed_generators
-from supernode.parallel.tensor import cross_entropy
+from supernode.parallel.graphs import read_logits
 from supernode.parallel.usercode import blame, build_user_data, build_user_model
 from supernode.probing.counting import LOSS, Counter, Tally
 from supernode.schema.job import JobSpec
@@ -46,7 +46,7 @@ def trace_job(job: JobSpec, *, micro_batch: int) -> ModelTrace:
         DataError: the data set or the loss fails.
     """
     dtype = DTYPES[job.precision]
-    loss = cross_entropy if job.data.loss == "cross_entropy" else user_loss(job.data.loss)
+    loss = read_logits if job.data.loss == "cross_entropy" else user_loss(job.data.loss)
 
     def build() -> nn.Module:
         seed_generators(seed_for(job.seed, "model"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -50,7 +51,7 @@ def weigh(module: fx.GraphModule) -> None:
     known: dict[str, float] = {}
     for node in module.graph.nodes:
         if node.op == "call_function":
-            key = f"{node.target} {fx.node.map_arg((node.args, node.kwargs), lambda n: _kind(n.meta.get('val')))}"
+            key = f"{node.target} {fx.node.map_arg((node.args, node.kwargs), _kind)}"
             if key not in known:
                 known[key] = _flops(node)
             node.meta["flops"] = known[key]
@@ -115,7 +116,7 @@ def _cut(graph: Places, bounds: tuple[int, ...], *, from_input: bool) -> Cut:
                 needed.add(value)
         again.append(tuple(sorted(repeated, key=graph.at.__getitem__)))
         needs.append(needed)
-    travels = [(graph.input,)]
+    travels: list[tuple[fx.Node, ...]] = [(graph.input,)]
     for index in range(1, count):
         live = {value for need in needs[index:] for value in need if graph.at[value] < bounds[index]}
         travels.append(tuple(sorted(live, key=graph.at.__getitem__)))
@@ -154,15 +155,17 @@ def _best(costs: np.ndarray, stages: int, *, worst: bool) -> tuple[float, list[i
 
 
 def _flops(node: fx.Node) -> float:
-    values = fx.node.map_arg((node.args, node.kwargs), value_of)
-    modes = [value.fake_mode for value in tree_leaves(values) if hasattr(value, "fake_mode")]
+    operation: Any = node.target
+    given: Any = fx.node.map_arg((node.args, node.kwargs), value_of)
+    modes = [value.fake_mode for value in tree_leaves(given) if hasattr(value, "fake_mode")]
     if not modes or schema_of(node) is None:
         return 0.0
     counter = FlopCounterMode(display=False)
     with modes[0], torch.no_grad(), counter:
-        node.target(*values[0], **values[1])
+        operation(*given[0], **given[1])
     return float(counter.get_total_flops())
 
 
-def _kind(value: object) -> object:
+def _kind(node: fx.Node) -> Any:
+    value = value_of(node)
     return (tuple(value.shape), value.dtype) if isinstance(value, Tensor) else value

@@ -67,7 +67,7 @@ def export(model: nn.Module, example: Tensor, *, whole_output: bool = False) -> 
         model.train(mode)
     first, names = _first_names(model)
     flat, spec = _outputs(found.graph, program.call_spec.out_spec)
-    graph = tidy(found, {node.target: first.get(id(_at(found, node.target))) for node in _attributes(found.graph)})
+    graph = tidy(found, {node.target: first.get(id(_at(found, str(node.target)))) for node in _attributes(found.graph)})
     kept = {**graph[1], **_unused(model, graph[1], first)}
     module = fx.GraphModule(graph[1], graph[0], class_name=type(model).__name__)
     temporary = {name for part, m in model.named_modules() for name in _joined(part, m._non_persistent_buffers_set)}

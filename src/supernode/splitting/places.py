@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from typing import Any
 
 import numpy as np
 import torch
@@ -118,7 +119,7 @@ class Places:
         for node in self.nodes:
             schema = schema_of(node)
             is_plain = schema is not None or node.target in (operator.getitem, part_of)
-            is_random = schema is not None and torch.Tag.nondeterministic_seeded in node.target.tags
+            is_random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
             is_changed = bool(written(node)) or bool(self._family(node) & self.changed)
             is_cheap = is_plain and not is_random and not is_changed and not node.meta.get("flops")
             known = [a in fixed or (a in found and a not in self.seen) for a in node.all_input_nodes]
@@ -171,7 +172,7 @@ def _statistics(node: fx.Node) -> list[fx.Node]:
     return [state for state in node.args[3:5] if isinstance(state, fx.Node)]
 
 
-def attribute(module: nn.Module, node: fx.Node) -> object:
+def attribute(module: nn.Module, node: fx.Node) -> Any:
     """Return the parameter, buffer or other attribute that a node stands for."""
     owner, _, last = str(node.target).rpartition(".")
     return getattr(module.get_submodule(owner), last, None)

@@ -101,19 +101,21 @@ class _Copier:
 
     def _one(self, node: fx.Node, done: dict[fx.Node, Any], owner: nn.Module) -> Any:
         if node.op == "get_attr":
-            value = owner.get_submodule(node.target.rpartition(".")[0])
-            value = getattr(value, node.target.rpartition(".")[2])
+            path, _, last = str(node.target).rpartition(".")
+            value = getattr(owner.get_submodule(path), last)
             return value if isinstance(value, fx.GraphModule) else self._attribute(node, value)
         if node.target is torch._C._set_grad_enabled:
             return None
         if isinstance(node.target, torch._ops.HigherOrderOperator):
             return self._region(node, [done[a] if isinstance(a, fx.Node) else a for a in node.args])
-        if node.target is operator.getitem and isinstance(done[node.args[0]], tuple):
-            return done[node.args[0]][node.args[1]]
+        source: Any = node.args[0] if node.target is operator.getitem else None
+        if isinstance(done.get(source), tuple):
+            place: Any = node.args[1]
+            return done[source][place]
         return self.graph.node_copy(node, lambda argument: done[argument])
 
     def _attribute(self, node: fx.Node, value: Any) -> fx.Node:
-        name = self.names.get(node.target) or f"constant_{node.target.replace('.', '_')}"
+        name = self.names.get(node.target) or f"constant_{str(node.target).replace('.', '_')}"
         if name not in self._attributes:
             self.tensors[name] = value
             with self.graph.inserting_before(next(iter(self.graph.nodes), None)):
@@ -123,7 +125,8 @@ class _Copier:
         return self._attributes[name]
 
     def _region(self, node: fx.Node, arguments: list[Any]) -> tuple[Any, ...]:
-        name = str(node.target.name()) if callable(getattr(node.target, "name", None)) else str(node.target)
+        operation: Any = node.target
+        name = str(operation.name())
         if name not in _REGIONS:
             raise ModelError(
                 f"the model's forward holds `{name}`, which is not cut",
@@ -142,7 +145,7 @@ class _Copier:
             if each.op == "output":
                 break
             done[each] = next(inputs) if each.op == "placeholder" else self._one(each, done, inner)
-        given = inner.graph.output_node().args[0]
+        given: Any = inner.graph.output_node().args[0]
         outputs = tuple(done[value] if isinstance(value, fx.Node) else value for value in given)
         if name == "wrap_with_set_grad_enabled" and not arguments[0]:
             return tuple(self._detached(value) for value in outputs)
@@ -190,7 +193,8 @@ def replace_in_place(graph: fx.Graph, tensors: Mapping[str, Any]) -> None:
 
 
 def _functional(node: fx.Node) -> Any:
-    packet, overload = node.target._overloadpacket, node.target._overloadname
+    operation: Any = node.target
+    packet, overload = operation._overloadpacket, operation._overloadname
     name = packet.__name__
     if packet is aten.detach_:
         return aten.detach.default
@@ -200,12 +204,13 @@ def _functional(node: fx.Node) -> Any:
 
 def _computed(node: fx.Node) -> Tensor | None:
     """Return what a node gives without values."""
-    values = fx.node.map_arg((node.args, node.kwargs), value_of)
-    modes = [value.fake_mode for value in torch.utils._pytree.tree_leaves(values) if hasattr(value, "fake_mode")]
+    operation: Any = node.target
+    given: Any = fx.node.map_arg((node.args, node.kwargs), value_of)
+    modes = [value.fake_mode for value in torch.utils._pytree.tree_leaves(given) if hasattr(value, "fake_mode")]
     if not modes:
         return None
     with modes[0], torch.no_grad():
-        found = node.target(*values[0], **values[1])
+        found = operation(*given[0], **given[1])
     return found if isinstance(found, Tensor) else None
 
 
@@ -230,7 +235,7 @@ def _drop_passing(graph: fx.Graph) -> None:
     """Drop nodes whose value is their input's, where nothing in the graph is changed in place."""
     kept = {each for node in graph.nodes for value in written(node) for each in (value, *_bases(value))}
     for node in list(graph.nodes):
-        packet = getattr(node.target, "_overloadpacket", None)
+        packet: Any = getattr(node.target, "_overloadpacket", None)
         if packet is aten._assert_tensor_metadata:
             graph.erase_node(node)
         elif packet is aten.cat:
@@ -246,17 +251,19 @@ def _is_same(node: fx.Node) -> bool:
     if not isinstance(before, Tensor) or not isinstance(after, Tensor):
         return False
     is_same = before.shape == after.shape and before.dtype == after.dtype and before.device == after.device
-    if node.target._overloadpacket in (aten.contiguous, aten.slice, aten.to):
+    operation: Any = node.target
+    if operation._overloadpacket in (aten.contiguous, aten.slice, aten.to):
         return is_same and before.stride() == after.stride()
     return is_same
 
 
 def _drop_empty(node: fx.Node) -> None:
     """Leave out of a concatenation what holds nothing, as caches hold before a first token."""
-    parts = [part for part in node.args[0] if not (value_of(part).numel() == 0 and value_of(part).ndim == 1)]
+    given: Any = node.args[0]
+    parts = [part for part in given if not (value_of(part).numel() == 0 and value_of(part).ndim == 1)]
     if len(parts) == 1:
         node.replace_all_uses_with(parts[0])
-    elif len(parts) < len(node.args[0]):
+    elif len(parts) < len(given):
         node.args = (parts, *node.args[1:])
 
 

@@ -1,4 +1,8 @@
-"""What is computed again frees the memory that was forecast, and not one bit of a gradient shows it."""
+"""What is computed again frees the memory that was forecast, and not one bit of a gradient shows it.
+
+A fault seen elsewhere: the second run draws a new dropout mask, so that the gradient is another sample's
+(https://github.com/allenai/OLMo-core/pull/828).
+"""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from supernode.planning.cost import flops_per_step, step_time
 from supernode.planning.cut import cut_stages
 from supernode.planning.layout import resolve_layout
 from supernode.planning.memory import memory_use, product_precision
+from supernode.planning.sums import sum_table
 from supernode.planning.traced import cut_traced, pieces_of, stage_names, traced_memory, traced_step_time
 from supernode.planning.work import block_forward_flops, head_forward_flops, with_vocabulary
 from supernode.schema.job import JobSpec, OptimizerSpec
@@ -161,6 +162,7 @@ def _draft(job: JobSpec, machine: Machine, cards: tuple[int, ...], vocabulary: i
         micro_batch=job.micro_batch_of // layout.data,
         micro_batches=job.gradient_accumulation,
         stages=_placeholders(layout),
+        sums=sum_table(layout, machine),
     )
     if shape is None and trace is not None:
         trace = pieces_of(trace, layout)

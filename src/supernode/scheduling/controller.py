@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from supernode.scheduling.state import advance
 from supernode.schema.event import (
@@ -27,7 +27,7 @@ from supernode.schema.event import (
     Tell,
     Timed,
 )
-from supernode.schema.plan import Plan
+from supernode.schema.plan import WAYS, Plan, WayTaken
 from supernode.schema.report import RunState
 
 
@@ -97,7 +97,13 @@ class Controller:
     def _launch(self) -> Launch:
         assert self.state is not None
         newest = self.state.checkpoints[-1][1] if self.state.checkpoints else ""
-        return Launch(incarnation=self.state.incarnation, plan=self.state.plan, checkpoint=newest)
+        # Gradients go on meeting as they did: another order of sums would be another last bit.
+        told: dict[str, WayTaken] = {
+            name: WayTaken(**{key: tuple(value) for key, value in way.items()})
+            for name, way in self.state.notes.get(WAYS, {}).items()
+        }
+        plan = replace(self.state.plan, ways=told) if told else self.state.plan
+        return Launch(incarnation=self.state.incarnation, plan=plan, checkpoint=newest)
 
     def _timed(self, event: Timed, before: RunState) -> list[Command]:
         """Conclude what two looks in a row agree on."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from supernode.schema.job import JobSpec
 from supernode.schema.trace import ModelTrace
@@ -133,6 +134,38 @@ class StepTime:
         return inside + self.pipeline + self.data + self.optimizer + self.overhead
 
 
+WAYS = "ways"
+"""Name under which a run notes how its gradients meet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SumTable:
+    """What the ways to sum gradients should take.
+
+    Attributes:
+        sizes: bytes, ascending.
+        times: seconds at each size, by algorithm.
+    """
+
+    sizes: tuple[float, ...]
+    times: Mapping[str, tuple[float, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WayTaken:
+    """How gradients of a group meet.
+
+    Attributes:
+        hosts: ranks of the group on each host.
+        sizes: bytes, ascending.
+        taken: the way at each size.
+    """
+
+    hosts: tuple[int, ...]
+    sizes: tuple[int, ...]
+    taken: tuple[str, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """A job laid out on cards.
@@ -149,6 +182,8 @@ class Plan:
         step: predicted time of one step; None likewise.
         flops: floating-point operations of one step over all cards (6 × parameters × tokens, attention added).
         notes: what the planner wants the reader to know.
+        sums: predicted seconds of an all-reduce over the copies, by algorithm and size; empty within one node.
+        ways: how gradients met in earlier launches, by group, as `syncing.choose` tells it; it stays so.
         shares: micro-batches in one step on each data coordinate; empty where all have as many.
         trace: of the user's own module, whose stages then count the children of the sequence; None where it was not
             traced.
@@ -167,6 +202,8 @@ class Plan:
     step: StepTime | None = None
     flops: float = 0.0
     notes: tuple[str, ...] = ()
+    sums: SumTable | None = None
+    ways: Mapping[str, WayTaken] = field(default_factory=dict)
     shares: tuple[int, ...] = ()
     trace: ModelTrace | None = None
 

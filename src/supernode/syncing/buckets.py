@@ -72,6 +72,12 @@ class Bucket:
         self.missing = len(parameters)
         self.work: Work | None = None
 
+    def lie_in(self, flat: Tensor) -> None:
+        """Move to another buffer of the same size, before anything is in it."""
+        sizes = [view.numel() for view in self.views]
+        self.flat = flat
+        self.views = [new.view(old.shape) for new, old in zip(flat.split(sizes), self.views, strict=True)]
+
     @property
     def nbytes(self) -> int:
         """Bytes that travel."""

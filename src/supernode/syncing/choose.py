@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from supernode.registry import lookup
+from supernode.schema.plan import WayTaken
 from supernode.syncing.cut import CHUNKS
 from supernode.syncing.describe import FABRIC_NAMES, between_hosts, described
 from supernode.syncing.hierarchy import Between, Hierarchy
@@ -133,6 +134,8 @@ def choose(
     predicted: Predicted | None = None,
     budget: float = BUDGET,
     hosts: Hosts | None = None,
+    known: WayTaken | None = None,
+    agree: Callable[[WayTaken], WayTaken] = lambda own: own,
 ) -> Chosen:
     """Return the meeting for tensors of these sizes; all ranks of the group call this at the same time.
 
@@ -143,6 +146,8 @@ def choose(
             were measured alike; with a budget of 0 it decides alone.
         budget: seconds to try them for, about.
         hosts: who is where, if known already; the token of one `find_hosts` serves one meeting.
+        known: what an earlier launch took; taken again where the hosts are as they were.
+        agree: given what this group would take, returns what it shall; groups that sum at once should not differ.
 
     Raises:
         SpecError: the algorithm is unknown or does not fit the hosts.
@@ -155,12 +160,23 @@ def choose(
             made[way.name] = way
             stack.callback(way.close)
         classes = sorted({size for size in sizes if size > 0}) or [PROBES[-1]]
-        if len(made) == 1 or group.size() == 1 or budget <= 0:
+        if known is not None and known.hosts == hosts.sizes and set(known.taken) <= set(made):
+            choice = _as_told(known)
+        elif len(made) == 1 or group.size() == 1 or budget <= 0:
             choice = _without_trying(made, classes, predicted)
         else:
             choice = _try(group, made, classes, predicted, hosts, budget)
+        own = WayTaken(hosts=hosts.sizes, sizes=choice.sizes, taken=choice.taken)
+        shall = agree(own)
+        if shall != own and set(shall.taken) <= set(made):
+            choice = _as_told(shall)
         stack.pop_all()
     return _settled(made, choice, hosts)
+
+
+def _as_told(told: WayTaken) -> Choice:
+    """Return a choice that was made before, or elsewhere."""
+    return Choice(sizes=told.sizes, seconds={}, measured=(), taken=told.taken, spent=0.0)
 
 
 def _settled(ways: Mapping[str, Meeting], choice: Choice, hosts: Hosts) -> Chosen:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch.distributed as dist
@@ -19,6 +20,7 @@ from supernode.precision.scaling import LossScale
 from supernode.schema.plan import Plan
 from supernode.syncing.buckets import Bucket, Start
 from supernode.syncing.compressed import Compressed
+from supernode.training.meetings import Meetings, settle_in
 
 PREFIX = "compressor"
 """First word of the names in checkpoints; the rank follows, since each has left out something else."""
@@ -39,6 +41,7 @@ class Sending:
         self.ways: dict[str, Compressed] = {}
         self._said = plan.job.communication
         self._scale = 0.0
+        self.meetings = Meetings(plan)
         if self._said.compress != "none" and plan.job.optimizer.in_backward:
             raise SpecError(
                 f"`communication.compress` is {self._said.compress} and `optimizer.in_backward` is on",
@@ -54,7 +57,8 @@ class Sending:
         """Return what sums the buckets of a group, and what is to be told of them; all its ranks call this."""
         made = compressor(self._said, seed=self.plan.job.seed)
         if made is None:
-            return None, lambda _: None
+            chosen = self.meetings.way(group, name)
+            return (None, lambda _: None) if chosen is None else (chosen.start, partial(settle_in, chosen))
         # Rows of the mesh have names of their own.
         unique = f"{name}-{'-'.join(map(str, dist.get_process_group_ranks(group)))}"
         way = Compressed(made, group, slow_only=self._said.where == "slow", name=unique)

@@ -25,7 +25,7 @@ from supernode.parallel.graphs import loss_of
 from supernode.parallel.logical import wholes
 from supernode.parallel.mesh import Place, meet
 from supernode.parallel.usercode import blame
-from supernode.schema.plan import Plan
+from supernode.schema.plan import WAYS, Plan
 from supernode.training.data import Feed, open_feed, trial_of
 from supernode.training.optimizer import optimizer_for
 from supernode.training.saving import describe_data, make_manifest, restore, tensors
@@ -100,8 +100,8 @@ def live(assignment: Assignment, channel: Channel) -> int:
         theirs = blame(error, (job.module, job.data.dataset, job.data.held_out_dataset, job.data.loss))
         if theirs and not _PEER_GONE.search(theirs):
             channel.send("failed", error="ModelError", message=f"your code raised {theirs}", hint="correct that line.")
-        elif isinstance(error, MemoryError) or _NO_MEMORY.search(str(error)):
-            channel.send("failed", error="CapacityError", **_out_of_memory(assignment, str(error)))
+        elif (short := _no_memory(error)) is not None:
+            channel.send("failed", error="CapacityError", **_out_of_memory(assignment, str(short)))
         elif isinstance(error, (dist.DistBackendError, dist.DistNetworkError, ConnectionError)) or (
             isinstance(error, RuntimeError) and _PEER_GONE.search(str(error))
         ):
@@ -113,6 +113,13 @@ def live(assignment: Assignment, channel: Channel) -> int:
             )  # fmt: skip
         return 1
     return 0
+
+
+def _no_memory(error: BaseException | None) -> BaseException | None:
+    """Return what says that memory is at its end: the error or, the pipeline's runtime wrapping it, a cause of it."""
+    while error is not None and not isinstance(error, MemoryError) and not _NO_MEMORY.search(str(error)):
+        error = error.__cause__
+    return error
 
 
 def _out_of_memory(assignment: Assignment, text: str) -> dict[str, str]:
@@ -161,6 +168,9 @@ def _train(assignment: Assignment, channel: Channel) -> None:
         restore(parts, optimizer, place, folder, manifest, expected)
         stepper.sending.restore(folder)
         step = manifest.step
+    if place.rank == 0 and (ways := stepper.sending.meetings.note()):
+        channel.send("note", name=WAYS, value=ways)
+        channel.send("note", name="how gradients meet", value=stepper.sending.meetings.text())
     dist.barrier()
     channel.send("ready", seconds=time.perf_counter() - begun)
     _Run(assignment, channel, place, stepper, corpus).go(step)

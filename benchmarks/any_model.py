@@ -6,10 +6,9 @@ else: one process, the module as it is, PyTorch's own cross-entropy, clipping an
 one micro-batch at a time in the product, so where there are any the reference takes the same micro-batches one by one.
 Dropout is off: parts draw other masks than the whole.
 
-T5 is of version 1.1, whose activation has no kink: at a kink one more rounding turns a gradient on or off, in one process
-as well. ResNet-152 starts with blocks that add nothing, as is usual (Goyal et al., arXiv:1706.02677, section 5.1):
-without, its gradient's norm is 6,000 and a unit in the last place grows to percents within a few steps, in one process as
-well.
+T5 is of version 1.1, whose activation has no kink: at one, a rounding turns a gradient on or off, in one process, too.
+ResNet-152 starts with blocks that add nothing, as is usual (Goyal et al., arXiv:1706.02677, section 5.1): without, its
+gradient's norm is 6,000 and a unit in the last place grows to percents within a few steps, in one process, too.
 """
 
 from __future__ import annotations

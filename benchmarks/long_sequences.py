@@ -49,14 +49,15 @@ from supernode.training.optimizer import build_optimizer
 from supernode.training.step import Stepper
 
 RANKS = 4
-SHARED = {"layers": 4, "width": 128, "heads": 4, "kv_heads": 2, "vocabulary": 256}
-LIMIT = 448 * 2**20
+SHARED = {"layers": 4, "width": 256, "heads": 8, "kv_heads": 4, "vocabulary": 256}
+LIMIT = 512 * 2**20
 """Bytes of data that a rank may have, of which Python with torch takes 250 MiB before the run begins."""
-STACK = 2**20
+STACK = 2**19
 """Bytes of a thread's stack, which the kernel counts whole though little of it is used, by default 8 MiB a thread."""
 GRAIN = 128
 """Tokens between which the longest sequence is not told apart."""
 STEPS = 2
+"""From the second on, the optimizer's moments are held beside the activations."""
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "262144", "MALLOC_ARENA_MAX": "1", "OMP_NUM_THREADS": "1"}
 """Freed blocks of 256 KiB and more go back to the kernel, so that the limit counts what is in use."""
 
@@ -110,7 +111,10 @@ def train(folder: Path, tokens: Path, sequence: int, *, context: int, limit: int
     """Train by the command line, as a user would, under a limit that every process of the run inherits."""
     job = {
         "name": "long", "model": SHARED, "data": {"tokens": str(tokens), "sequence": sequence, "held_out": 0.0},
-        "batch": 1, "steps": steps, "seed": 1, "threads": 1, "parallelism": {"data": 1, "context": context},
+        "batch": 1, "steps": steps, "seed": 1, "threads": 1,
+        # Ranks that share a sequence hold the same weights and may share those, too; that outweighs what threads and
+        # buffers for talking to each other take. One rank alone has nobody to share with.
+        "parallelism": {"data": 1, "context": context, "sharding": "fsdp" if context > 1 else "replicas"},
         "optimizer": {"warmup": 1}, "checkpoint": {"every": steps},
     }  # fmt: skip
     file, run = folder / "job.yaml", folder / f"run-{time.time_ns()}"
@@ -136,9 +140,9 @@ def train(folder: Path, tokens: Path, sequence: int, *, context: int, limit: int
 def longest(folder: Path, tokens: Path) -> tuple[int, Tried]:
     """Return the shortest sequence, to a grain, that one rank cannot hold under the limit, and what it says of it."""
     holds, fails, refused = 0, 0, None
-    guess = 2048
+    guess = 1024
     while not fails or fails - holds > GRAIN:
-        tried = train(folder, tokens, guess, context=1, limit=LIMIT, steps=1)
+        tried = train(folder, tokens, guess, context=1, limit=LIMIT, steps=STEPS)
         if tried.code:
             fails, refused = guess, tried
         else:
@@ -201,8 +205,11 @@ def steps_of(way: dict[str, Any], hosts: Hosts) -> Callable[[int], dict[str, Any
         try:
             return _steps(plan, rank, hosts)
         except (RuntimeError, MemoryError) as error:
-            if isinstance(error, MemoryError) or "allocate memory" in str(error):
-                os._exit(NO_MEMORY)
+            cause: BaseException | None = error
+            while cause is not None:  # The pipeline's runtime wraps what a stage raised.
+                if isinstance(cause, MemoryError) or "allocate memory" in str(cause):
+                    os._exit(NO_MEMORY)
+                cause = cause.__cause__
             raise
 
     return live

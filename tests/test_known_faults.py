@@ -27,7 +27,10 @@ KNOWN: dict[str, tuple[str, ...]] = {
     ),
     "huggingface/transformers/issues/34242": (SUMS,),
     "pytorch/torchtitan/issues/596": (SUMS,),
-    "NVIDIA-NeMo/RL/pull/3788": (SUMS, "axes/test_expert.py::test_each_expert_is_counted_by_the_ranks_that_hold_it"),
+    "NVIDIA-NeMo/RL/pull/3788": (
+        SUMS,
+        "axes/test_expert.py::test_each_expert_is_counted_by_the_ranks_that_hold_it_and_weighs_what_the_plan_says",
+    ),
     # Shared parameters.
     "NVIDIA/Megatron-LM/issues/656": (SUMS,),
     "uw-syfi/piper/issues/13": (
@@ -71,8 +74,8 @@ KNOWN: dict[str, tuple[str, ...]] = {
     "NVIDIA/Megatron-LM/issues/1304": (
         "training/test_faults.py::test_seven_layers_are_all_somewhere_on_two_and_three_stages",
     ),
-    "Stable wheel needs a nightly": (
-        "test_versions.py::test_a_torch_that_was_never_tried_is_refused_with_the_range",
+    "pytorch/torchtitan/issues/775": (
+        "planning/test_layout.py::test_a_pipeline_needs_as_many_micro_batches_as_stages",
     ),
     "pytorch/pytorch/issues/126600": (
         "planning/test_layout.py::test_a_batch_that_does_not_divide_gets_two_ways_out",
@@ -87,7 +90,7 @@ KNOWN: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 OBSERVED: dict[str, tuple[str, ...]] = {
     # Reports without an address, by a word of their symptom.
-    "bf16_compress_hook": ("compressing/test_hooks.py::test_every_hook_runs_on_the_cpu",),
+    "bf16_compress_hook": ("syncing/test_hooks.py::test_every_compressor_averages_gradients_in_the_mean_over_steps",),
     "Stable wheel needs a nightly": ("test_versions.py::test_a_torch_that_was_never_tried_is_refused_with_the_range",),
 }
 

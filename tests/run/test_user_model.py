@@ -254,7 +254,7 @@ def test_a_model_that_cannot_be_used_ends_the_run_with_its_own_words(
 def test_a_sample_that_fails_on_one_rank_ends_the_run_on_all(workshop: Any, tmp_path: Path, file: Path) -> None:
     asked = job(workshop, file, "regression", "holed", {"data": 2}, held_out_dataset="")
 
-    with pytest.raises(DataError, match="sample 3 of .*the file of sample 3 is gone"):
+    with pytest.raises(DataError, match=r"sample 3 of .*the file of sample 3 is gone"):
         workshop.run(asked, tmp_path / "run")
 
     state = status(tmp_path / "run")

@@ -25,9 +25,9 @@ from supernode.syncing.hosts import Hosts, find_hosts
 from supernode.syncing.meeting import Coarse, Executed, Meeting, Own, Work, ordered
 from supernode.syncing.trial import CONTENDS, PROBES, ROUNDS, Trial
 
-BUDGET = 1.0
+BUDGET = 2.0
 """Seconds that trying may take in all, about."""
-ALIKE, ALIKE_UNTRIED = 0.03, 0.15
+ALIKE, ALIKE_UNTRIED = 0.03, 0.5
 """Ways this close, where both were tried and where not, are told apart by the prediction, then by their bytes between
 hosts; by their times they could not."""
 FINE = CHUNKS * 2**20
@@ -171,7 +171,7 @@ def choose(
         if shall != own and set(shall.taken) <= set(made):
             choice = _as_told(shall)
         stack.pop_all()
-    return _settled(made, choice, hosts)
+    return _settled(group, made, choice, hosts)
 
 
 def _as_told(told: WayTaken) -> Choice:
@@ -179,8 +179,9 @@ def _as_told(told: WayTaken) -> Choice:
     return Choice(sizes=told.sizes, seconds={}, measured=(), taken=told.taken, spent=0.0)
 
 
-def _settled(ways: Mapping[str, Meeting], choice: Choice, hosts: Hosts) -> Chosen:
+def _settled(group: dist.ProcessGroup, ways: Mapping[str, Meeting], choice: Choice, hosts: Hosts) -> Chosen:
     """Return the meeting, and let go of the ways that are not taken."""
+    dist.all_reduce(torch.zeros(1), group=group)  # By now nobody is still making or trying one of them.
     # A coarse hierarchy is one with the fine one.
     needed = {name.partition("/")[0] for name in choice.taken}
     rest = ExitStack()

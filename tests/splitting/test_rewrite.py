@@ -27,18 +27,23 @@ def seeded(make: Callable[[], nn.Module], x: Callable[[], Tensor] = hidden) -> C
 
 
 class Gated(nn.Module):
-    """A gated MLP whose gate and inner half are one projection, cut by `chunk` or by slices."""
+    """A gated MLP whose gate and inner half are one projection, cut by `chunk`, by slices or by `narrow`."""
 
-    def __init__(self, *, sliced: bool) -> None:
+    def __init__(self, *, cut: str) -> None:
         super().__init__()
-        self.sliced = sliced
+        self.cut = cut
         self.norm = nn.LayerNorm(WIDTH)
-        self.both = nn.Linear(WIDTH, 66, bias=not sliced)
+        self.both = nn.Linear(WIDTH, 66, bias=cut == "chunk")
         self.down = nn.Linear(33, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
         both = self.both(self.norm(x))
-        gate, up = (both[..., :33], both[..., 33:]) if self.sliced else both.chunk(2, dim=-1)
+        if self.cut == "chunk":
+            gate, up = both.chunk(2, dim=-1)
+        elif self.cut == "slice":
+            gate, up = both[..., :33], both[..., 33:]
+        else:
+            gate, up = both.narrow(-1, 0, 33), both.narrow(-1, 33, 33)
         return x + self.down(F.silu(gate) * up)
 
 
@@ -162,6 +167,18 @@ class Shared(nn.Module):
         return F.linear(torch.sin(F.linear(x, self.matrix)), self.matrix.t())
 
 
+class Detour(nn.Module):
+    """A column to which another pair's sum is added, so that each rank takes its part of that sum."""
+
+    def __init__(self, *, bias: bool) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 32, bias=False), nn.Linear(32, WIDTH, bias=False)
+        self.narrow, self.wide = nn.Linear(WIDTH, 8, bias=False), nn.Linear(8, 32, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.gelu(self.up(x) + self.wide(self.narrow(x))))
+
+
 class Stubborn(nn.Module):
     """What stays whole: heads that do not divide, a column that others read, a recurrence, a norm between two."""
 
@@ -196,8 +213,9 @@ MODULES = {
     "mlp": seeded(lambda: nn.Sequential(nn.Linear(WIDTH, 33), nn.GELU(), nn.Linear(33, WIDTH, bias=False))),
     "chain": seeded(lambda: chain(5)),
     "bare chain": seeded(lambda: nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(4)))),
-    "gated": seeded(lambda: Gated(sliced=False)),
-    "gated, sliced": seeded(lambda: Gated(sliced=True)),
+    "gated": seeded(lambda: Gated(cut="chunk")),
+    "gated, sliced": seeded(lambda: Gated(cut="slice")),
+    "gated, narrowed": seeded(lambda: Gated(cut="narrow")),
     "grouped": seeded(lambda: Grouped(12, 6, native=False)),
     "grouped, native": seeded(lambda: Grouped(12, 6, native=True)),
     "one head of keys": seeded(lambda: Grouped(12, 1, native=True)),
@@ -210,6 +228,8 @@ MODULES = {
     "experts": seeded(lambda: Experts(written="bmm")),
     "experts, einsum": seeded(lambda: Experts(written="einsum")),
     "shared": seeded(Shared),
+    "detour": seeded(lambda: Detour(bias=False)),
+    "detour, biased": seeded(lambda: Detour(bias=True)),
     "stubborn": seeded(Stubborn),
 }
 
@@ -226,6 +246,7 @@ def test_split_over_two_every_gradient_is_that_of_one_process(law: Law) -> None:
         "bare chain": {"1.bias", "3.bias"},  # A column right behind a sum.
         "gated": {"norm.weight", "norm.bias", "down.bias"},
         "gated, sliced": {"norm.weight", "norm.bias", "down.bias"},
+        "gated, narrowed": {"norm.weight", "norm.bias", "down.bias"},
         "grouped": {"query_norm.weight", "key_norm.weight", "key_norm.bias", "out.bias"},
         "grouped, native": {"query_norm.weight", "key_norm.weight", "key_norm.bias", "out.bias"},
         "one head of keys": {"query_norm.weight", "key_norm.weight", "key_norm.bias", "out.bias"}
@@ -240,6 +261,8 @@ def test_split_over_two_every_gradient_is_that_of_one_process(law: Law) -> None:
         "experts": {"router.weight", "router.bias"},
         "experts, einsum": {"router.weight", "router.bias"},
         "shared": {"down.bias"},
+        "detour": set(),
+        "detour, biased": {"wide.bias"},
         "stubborn": {
             *("attention.in_proj_weight", "attention.in_proj_bias", "seen.bias", "after.weight", "after.bias"),
             *(f"recurrent.{kind}_{gate}_l0" for kind in ("weight", "bias") for gate in ("ih", "hh")),

@@ -74,6 +74,8 @@ def test_nothing_is_split_for_a_row_alone() -> None:
             "[2, 3, 3, 4] → [2, 3, 12] does not divide by 2",
         ),
         (lambda h: h[..., torch.arange(11, -1, -1)], "`index`"),
+        (lambda h: h.roll(1), "mixes all dims"),
+        (lambda h: h + h.sum([]), "mixes all dims"),
     ],
 )
 def test_the_operation_and_the_line_that_keep_a_pair_whole_are_named(
@@ -86,6 +88,13 @@ def test_the_operation_and_the_line_that_keep_a_pair_whole_are_named(
     assert {kept.name for kept in found.whole} == {"first.weight", "second.weight"}
     assert any(reason in kept.reason for kept in found.whole)
     assert all("test_roles.py, line" in kept.reason for kept in found.whole)
+
+
+@pytest.mark.filterwarnings("ignore:The use of `x.T` on tensors of dimension other than 2")
+def test_a_transposition_of_three_dims_reverses_all_of_them() -> None:
+    found = splits(Calls(lambda self, x: self.row(self.column(x).T.permute(2, 1, 0)), column=(8, 12), row=(12, 8)), X)
+
+    assert found == {"column.weight": Split(0, (12,)), "row.weight": Split(1, (12,))}
 
 
 def test_heads_that_do_not_divide_are_told_with_their_number() -> None:

@@ -31,7 +31,7 @@ def adapt(node: Node, roles: Roles, *, parts: int, rank: int) -> None:
             sizes = list(given(node, "size"))
             sizes[want.dim] = held if sizes[want.dim] != -1 else -1
             put(node, "size", sizes)
-        elif name == "slice":
+        elif name in ("slice", "narrow"):
             _slice(node, want, roles, parts=parts, rank=rank)
         elif name == "repeat_interleave" and given(node, "output_size") is not None:
             put(node, "output_size", None)
@@ -71,8 +71,9 @@ def _slice(node: Node, want: Split, roles: Roles, *, parts: int, rank: int) -> N
     while before < start:
         before, count = before + whole.segments[count], count + 1
     first = Split(want.dim, whole.segments[:count]).held(parts=parts, rank=rank)
+    held = want.held(parts=parts, rank=rank)
     put(node, "start", first)
-    put(node, "end", first + want.held(parts=parts, rank=rank))
+    put(node, *(("length", held) if name_of(node) == "narrow" else ("end", first + held)))
 
 
 def _part(node: Node, want: tuple[Split | None, ...], *, parts: int, rank: int) -> None:

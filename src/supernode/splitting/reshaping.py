@@ -90,8 +90,10 @@ def through_order(node: Node, want: Split, _: int) -> Needs | str:
         order = [wrap(dim, rank) for dim in given(node, "dims")]
     elif name == "movedim":
         return "no rule"
+    elif name == "numpy_T":
+        order.reverse()
     else:
-        first, second = (-2, -1) if name in ("t", "mT", "numpy_T") else (node.args[1], node.args[2])
+        first, second = (-2, -1) if name in ("t", "mT") else (node.args[1], node.args[2])
         if rank > 1:
             a, b = wrap(first, rank), wrap(second, rank)  # type: ignore[arg-type]
             order[a], order[b] = order[b], order[a]

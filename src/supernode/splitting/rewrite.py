@@ -203,6 +203,8 @@ class _Rewriter:
             summed = self._after(at, node, aten.add.Tensor, (summed, bias))
         for user in users:
             user.replace_input_with(node, summed)
+            if node in (needs := self.roles.needs.get(user, {})):  # A later split region takes its part of the sum.
+                self.roles.needs[user] = {**needs, summed: needs[node]}
 
     def _look_up(self, node: Node) -> None:
         weight, indices = given(node, "weight"), given(node, "indices")

@@ -107,7 +107,7 @@ def _along(names: tuple[str, ...], *, keeps: bool = True) -> Callable[[Node, Spl
         source = node.all_input_nodes[0]
         rank = len(shape(source))
         found = next((given(node, name) for name in names if given(node, name) is not None), None)
-        if found is None:
+        if found in (None, [], ()):  # `roll` without dims has an empty list of them, and so may `sum`
             return "it mixes all dims"
         mixed = {wrap(dim, rank) for dim in ([found] if isinstance(found, int) else found)}
         dim = want.dim

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from supernode.forecast.axes import data_times, host_time
 from supernode.forecast.efficiency import card_model
+from supernode.forecast.memory import card_parameters
+from supernode.forecast.network import Curves
 from supernode.forecast.times import StepParts, stage_parts, step_parts
+from supernode.hardware.calibration import AxisCost
 from supernode.workload.presets import public_model
 from supernode.workload.strategy import FULL, ZERO_BUBBLE, Software, Strategies, make_strategies
 
@@ -116,3 +122,43 @@ def test_a_hundred_thousand_strategies_are_one_call() -> None:
 
     assert found.shape == (100_000,)
     assert np.all(found > 0)
+
+
+CURVES = Curves(
+    seconds={
+        (kind, count): (np.array([1e3, 1e9]), np.array([1e-4, 1.0]) * count * weight)
+        for kind, weight in (("all_reduce", 2.0), ("all_gather", 1.0), ("reduce_scatter", 1.1))
+        for count in (2, 4, 8)
+    }
+)
+
+
+@pytest.mark.parametrize("sharding", [0, 3])
+def test_measured_sums_go_over_data_and_context_alike(sharding: int) -> None:
+    card = replace(CARD, wires=replace(CARD.wires, curves=CURVES))
+    one = np.ones(())
+    ways = [make_strategies(data=d, context=c, sharding=sharding) for d, c in ((8, 1), (1, 8), (2, 4))]
+    times = [[float(t) for t in data_times(MODEL, each, card, PLAIN)] for each in ways]
+
+    assert times[0] == times[1] == times[2]
+    assert min(times[0]) > 0
+    costs = replace(card, axes={"fsdp" if sharding else "replicas": AxisCost(axis="replicas", ranks=2, step=0.25)})
+    assert [float(host_time(each, costs, layers=one, busy=one)) for each in ways] == [0.25] * 3
+
+
+def test_measured_sums_of_spread_experts_go_over_those_who_hold_the_same() -> None:
+    card = replace(CARD, wires=replace(CARD.wires, curves=CURVES))
+    model = public_model("deepseek-v3")
+
+    def scatter(**degrees: float) -> float:
+        return float(data_times(model, make_strategies(**degrees), card, PLAIN)[0])
+
+    spread = make_strategies(data=4, context=2, expert=4)
+    dense, routed = (float(number) * PLAIN.gradient_bytes for number in card_parameters(model, spread))
+    curve = card.tuned_wires.curves
+    assert curve is not None
+    both = (curve.time("all_reduce", np.asarray(n), cards=k) / 2 for n, k in ((dense, 8), (routed, 2)))
+    assert scatter(data=4, context=2, expert=4) == pytest.approx(float(sum(both)))
+    # All of an axis of experts alone has nobody to sum them with.
+    alone = curve.time("all_reduce", np.asarray(dense), cards=4) / 2
+    assert scatter(data=4, expert=4) == pytest.approx(float(alone))

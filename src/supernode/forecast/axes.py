@@ -155,12 +155,12 @@ def data_times(
     model: ModelShape, ways: Strategies, card: CardModel, software: Software, *, collective: Gather = ring
 ) -> tuple[Numbers, Numbers]:
     """Return the seconds of summing one step's gradients into shards, and of gathering the weights, hidden or not."""
+    wires = replace(card.tuned_wires, outside=card.wires.outside * software.rails)
+    if wires.curves is not None:
+        return measured_data_times(model, ways, software, wires)
     body, routed = card_parameters(model, ways)
     dense = ways.data * ways.context, ways.tensor
     experts = expert_copies(ways), ways.expert * ways.expert_tensor
-    wires = replace(card.tuned_wires, outside=card.wires.outside * software.rails)
-    if wires.curves is not None:
-        return measured_data_times(model, ways, software, wires, body + routed)
 
     def both(element: Numbers | float) -> Numbers:
         return collective(wires, body * element, *dense) + collective(wires, routed * element, *experts)
@@ -169,19 +169,29 @@ def data_times(
 
 
 def measured_data_times(
-    model: ModelShape, ways: Strategies, software: Software, wires: Wires, weights: Numbers
+    model: ModelShape, ways: Strategies, software: Software, wires: Wires
 ) -> tuple[Numbers, Numbers]:
     """Return what `data_times` does, of a machine whose collectives were measured, each kind by its own curve.
 
     Whole copies are summed by all-reduces, half of one standing for each way.
     """
+    body, routed = card_parameters(model, ways)
+    is_spread = ways.expert > 1  # else all ranks hold the same experts, which travel with the rest
     layers = rank_shares(model, ways)[0] * model.layers
-    pieces = np.where((ways.sharding == 3) & software.gathers_by_layer, layers + 1, 1)
-    sums = weights * software.gradient_bytes / pieces
-    scatter = pieces * scatter_time(wires, sums, cards=ways.data, stride=ways.tensor)
-    half = sum_time(wires, weights * software.gradient_bytes, cards=ways.data, stride=ways.tensor) / 2
-    gather = pieces * gather_time(wires, weights * ways.element / pieces, cards=ways.data, stride=ways.tensor)
-    return np.where(ways.sharding == 0, half, scatter), gather
+    by_layer = (ways.sharding == 3) & software.gathers_by_layer
+
+    def both(weights: Numbers, pieces: Numbers, cards: Numbers, stride: Numbers) -> tuple[Numbers, Numbers]:
+        many = np.where(by_layer, pieces, 1)
+        at, sums = {"cards": cards, "stride": stride}, weights * software.gradient_bytes
+        scatter = np.where(
+            ways.sharding == 0, sum_time(wires, sums, **at) / 2, many * scatter_time(wires, sums / many, **at)
+        )
+        return scatter, many * gather_time(wires, weights * ways.element / many, **at)
+
+    dense = both(body + np.where(is_spread, 0, routed), layers + 1, ways.data * ways.context, ways.tensor)
+    alone = both(routed, np.maximum(layers, 1), expert_copies(ways), ways.expert * ways.expert_tensor)
+    scatter, gather = (one + np.where(is_spread, more, 0) for one, more in zip(dense, alone, strict=True))
+    return scatter, gather
 
 
 def meeting_time(ways: Strategies, card: CardModel) -> Numbers:
@@ -201,9 +211,10 @@ def host_time(ways: Strategies, card: CardModel, *, layers: Numbers, busy: Numbe
     total = np.zeros(())
     if not card.axes:
         return total
+    copies = ways.data * ways.context
     degrees = {
-        "tensor": ways.tensor, "pipeline": ways.pipeline, "replicas": np.where(ways.sharding == 0, ways.data, 1),
-        "fsdp": np.where(ways.sharding == 3, ways.data, 1),
+        "tensor": ways.tensor, "pipeline": ways.pipeline, "replicas": np.where(ways.sharding == 0, copies, 1),
+        "fsdp": np.where(ways.sharding == 3, copies, 1),
     }  # fmt: skip
     many = ways.micro_batches
     for axis, cost in card.axes.items():

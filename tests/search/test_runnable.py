@@ -108,13 +108,29 @@ def test_what_has_no_obstacle_is_what_the_planner_takes() -> None:
     assert 0 < runnable == sum(1 for _ in every_strategy(ours)) < ours.strategies < space.strategies
 
 
+def test_tensor_ranks_share_both_pieces_of_a_context_ranks_sequence() -> None:
+    # 2,056 tokens go to 4 × 2 ranks, in two pieces only where tensor ranks do not share them.
+    job = replace(JOB, data=DataSpec(sequence=2056))
+    assert isinstance(job.shape, DecoderShape)
+    space = Space(model=decoder_shape(replace(job.shape, vocabulary=256)), cards=(8,), batch=16, sequence=2056)
+    alike = dict.fromkeys(("expert", "pipeline", "schedule", "interleave", "micro_batch", "data"), 1.0)
+    axes = alike | {"cards": 8.0, "tensor": 4.0, "context": 2.0, "recompute": 0.0, "sharding": 0.0, "offload": 0.0}
+    whole, shared = (
+        Choice(axes=axes | {"sequence_parallel": spread}, time=0, memory=0, energy=0, cost=0) for spread in (0.0, 1.0)
+    )
+
+    assert resolve_layout(job_of(space, whole, job), 8).context == 2
+    (named,) = obstacles(space, shared)
+    assert "a sequence that its axes cannot share evenly" in named
+
+
 def test_what_the_trainer_lacks_is_named() -> None:
     found = plans(runnable=False)
     axes = found.best.axes | {"context": 3.0, "sharding": 1.0, "expert": 2.0, "offload": 1.0, "pipeline": 1.0}
     choice = Choice(axes=axes, time=1, memory=1, energy=1, cost=1)
 
     named = obstacles(found.space, choice)
-    halved = "layers computed again under zero-bubble schedules, or a sequence that context axes cannot halve"
+    halved = "layers computed again under zero-bubble schedules, or a sequence that its axes cannot share evenly"
     assert {halved, "ZeRO 1", "experts of other models than its own", "offloading to the host"} <= set(named)
     with pytest.raises(SpecError, match="lacks experts of other models"):
         job_of(found.space, choice, JOB)

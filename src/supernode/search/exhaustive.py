@@ -66,8 +66,8 @@ def _switched(space: Space, degrees: dict[str, float]) -> Iterator[dict[str, flo
     for spread, recompute, sharding, offload, overlapped in switches:
         if space.allows is not None and not space.allows(
             make_strategies(
-                **{name: degrees[name] for name in ("schedule", "pipeline", "context")}, recompute=recompute,
-                sequence=space.sequence,
+                **{name: degrees[name] for name in ("schedule", "pipeline", "context", "tensor")}, recompute=recompute,
+                sequence=space.sequence, sequence_parallel=spread,
             )
         ):  # fmt: skip
             continue

@@ -94,14 +94,15 @@ def runnable_space(space: Space, job: JobSpec | None = None, *, is_core: bool = 
     )  # fmt: skip
 
 
-TOGETHER = ("recompute", "schedule", "pipeline", "context")
+TOGETHER = ("recompute", "schedule", "pipeline", "context", "tensor", "sequence_parallel")
 
 
 def _go_together(ways: Strategies) -> NDArray[np.bool_]:
     """Return which strategies' axes our trainer takes together."""
     twice = (ways.recompute == FULL) & (ways.schedule == ZERO_BUBBLE) & (ways.pipeline > 1)
-    # Each rank of a context axis takes a part from the front and one from the back.
-    uneven = (ways.context > 1) & (ways.sequence % (2 * ways.context) != 0)
+    # Each rank of a context axis takes a part from the front and one from the back, and its tensor ranks share both.
+    parts = np.where(ways.context > 1, 2 * ways.context, 1) * np.where(ways.sequence_parallel > 0, ways.tensor, 1)
+    uneven = ways.sequence % parts != 0
     return np.asarray(~(twice | uneven))
 
 
@@ -150,7 +151,7 @@ def _obstacles(space: Space, choice: Choice) -> Iterator[str]:
     if axes["sharding"] not in SHARDINGS:
         yield f"ZeRO {axes['sharding']:.0f}"
     if not _go_together(make_strategies(**{n: v for n, v in axes.items() if n in TOGETHER}, sequence=space.sequence)):
-        yield "layers computed again under zero-bubble schedules, or a sequence that context axes cannot halve"
+        yield "layers computed again under zero-bubble schedules, or a sequence that its axes cannot share evenly"
     if axes["offload"]:
         yield "offloading to the host"
     if micro_batches(space, choice) < axes["pipeline"]:

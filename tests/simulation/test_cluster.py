@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 
@@ -10,7 +11,7 @@ from supernode.errors import RunError, SpecError
 from supernode.hardware.assemble import build_machine
 from supernode.planning.planner import make_plan
 from supernode.schema.event import Event, KillRanks, Launch, RankLost, RankReady, RanksEnded, Saved, StepDone
-from supernode.schema.job import CheckpointSpec, DataSpec, JobSpec
+from supernode.schema.job import CheckpointSpec, DataSpec, JobSpec, OptimizerSpec
 from supernode.simulation.cluster import SimulatedBackend
 
 MACHINE = build_machine(card_count=4, card="H100")
@@ -158,3 +159,15 @@ def test_an_own_module_needs_the_seconds_of_a_step() -> None:
 def test_a_checkpoint_without_a_number_is_refused() -> None:
     with pytest.raises(RunError, match="'latest'"):
         backend().launch(replace(launch(), checkpoint="latest"))
+
+
+@pytest.mark.parametrize(("state", "each"), [("same", 4), ("float32", 4), ("float8", 2)])
+def test_a_checkpoint_has_the_moments_as_they_are_saved(state: Literal["same", "float32", "float8"], each: int) -> None:
+    plan = make_plan(JobSpec(steps=1, optimizer=OptimizerSpec(state=state)), MACHINE)
+    cluster = SimulatedBackend(plan, step_seconds=1.0)
+    cluster.launch(Launch(incarnation=1, plan=plan, checkpoint=""))
+
+    (saved,) = [event for _, event in until_quiet(cluster) if isinstance(event, Saved)]
+
+    # Moments of 8 bits are saved in bfloat16.
+    assert saved.nbytes == plan.parameters * (4 + 2 * each)

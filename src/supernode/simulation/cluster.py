@@ -14,6 +14,8 @@ from supernode.schema.event import Event, KillRanks, Launch, RankLost, RankReady
 from supernode.schema.plan import Plan
 
 Moment = tuple[float, Event]
+SAVED_BYTES = {"float32": 4, "float8": 2}
+"""Of a moment in a checkpoint; one in 8 bits is saved in bfloat16 (`precision.moments`), others as the weights are."""
 
 
 class SimulatedBackend:
@@ -151,7 +153,8 @@ class SimulatedBackend:
     def _saved(self, plan: Plan, step: int) -> Saved:
         name = f"step-{step:08d}"
         self._steps[name] = step
-        nbytes = plan.parameters * ELEMENT_BYTES[plan.job.precision] * (1 + moments(plan.job))
+        element = ELEMENT_BYTES[plan.job.precision]
+        nbytes = plan.parameters * (element + moments(plan.job) * SAVED_BYTES.get(plan.job.optimizer.state, element))
         return Saved(step=step, checkpoint=name, nbytes=nbytes, seconds=self._save)
 
     def _lost(self, rank: int, reason: str) -> RankLost:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -214,3 +215,15 @@ def test_a_loss_that_is_no_number_is_refused(user: Path) -> None:
         feed.loss(torch.ones(4, 1), torch.ones(4, 1))
 
     assert "sum" in caught.value.hint
+
+
+@pytest.mark.parametrize("axis", [{"context": 2}, {"tensor": 2, "sequence": True}], ids=str)
+def test_a_shared_sequence_of_another_length_than_the_jobs_is_refused(axis: dict[str, Any]) -> None:
+    job = JobSpec(
+        batch=2, data=DataSpec(dataset="mine.py:data", sequence=8), parallelism=Parallelism(data=1, **axis)
+    )  # fmt: skip
+    feed = replace(feed_of(plan_of(batch=2), 0, train=9), plan=make_plan(job, MACHINE))
+
+    with pytest.raises(DataError, match=rf"shape \[1\], and `parallelism\.{list(axis)[-1]}` cuts .* 8") as caught:
+        feed.training(0)
+    assert "`data.sequence` to the length of your samples" in caught.value.hint

@@ -126,17 +126,18 @@ class Feed:
         if self.plan.job.data.dataset:
             seed_generators(seed_for(self.plan.job.seed, *purpose, index))
         x, y = samples[index]
-        if self.plan.layout.context == 1:
+        layout, sequence = self.plan.layout, self.plan.job.data.sequence
+        if layout.context == 1 and not layout.sequence:
             return x, y
-        sequence = self.plan.job.data.sequence
+        key = "context" if layout.context > 1 else "sequence"
         for name, part in (("input", x), ("target", y)):
             if part.shape[:1] != (sequence,):
                 raise DataError(
-                    f"the {name} of sample {index} has the shape {list(part.shape)}, and `parallelism.context` cuts "
+                    f"the {name} of sample {index} has the shape {list(part.shape)}, and `parallelism.{key}` cuts "
                     f"sequences of `data.sequence` {sequence}",
-                    hint="set `data.sequence` to the length of your samples, or `parallelism.context` to 1.",
+                    hint=f"set `data.sequence` to the length of your samples, or leave out `parallelism.{key}`.",
                 )
-        places = places_of(sequence, rank=self.context, ranks=self.plan.layout.context)
+        places = places_of(sequence, rank=self.context, ranks=layout.context)
         return x[places], y[places]
 
 

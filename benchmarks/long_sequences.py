@@ -54,6 +54,8 @@ LIMIT = 512 * 2**20
 """Bytes of data that a rank may have, of which Python with torch takes 250 MiB before the run begins."""
 STACK = 2**19
 """Bytes of a thread's stack, which the kernel counts whole though little of it is used, by default 8 MiB a thread."""
+SHARDING = "fsdp"
+"""Of the ranks that share a sequence: weights, gradients and moments are spread over the context axis as well."""
 GRAIN = 128
 """Tokens between which the longest sequence is not told apart."""
 STEPS = 2
@@ -64,8 +66,8 @@ ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "262144", "MALLOC_ARENA_MAX": "1", "OMP_N
 SHAPE = DecoderShape(layers=4, width=512, heads=8, kv_heads=8, vocabulary=256)
 SEQUENCE, BATCH = 1024, 4
 BUDGET = 460 * 2**20
-"""Bytes beyond the empty process that a rank of the second part may have: a copy that keeps its activations takes about
-490 MiB, one that computes them again 375, a shard 445, a stage 430."""
+"""Bytes beyond the empty process that a rank of the second part may have, chosen between what a stage and a copy need:
+a copy that keeps its activations takes about 490 MiB, one that computes them again 375, a shard 445, a stage 430."""
 MAIN_RATE = 50.0
 RATES = (25.0, 50.0, 100.0, None)
 """Mbit/s of the link; None is as fast as the computer."""
@@ -114,7 +116,7 @@ def train(folder: Path, tokens: Path, sequence: int, *, context: int, limit: int
         "batch": 1, "steps": steps, "seed": 1, "threads": 1,
         # Ranks that share a sequence hold the same weights and may share those, too; that outweighs what threads and
         # buffers for talking to each other take. One rank alone has nobody to share with.
-        "parallelism": {"data": 1, "context": context, "sharding": "fsdp" if context > 1 else "replicas"},
+        "parallelism": {"data": 1, "context": context, "sharding": SHARDING if context > 1 else "replicas"},
         "optimizer": {"warmup": 1}, "checkpoint": {"every": steps},
     }  # fmt: skip
     file, run = folder / "job.yaml", folder / f"run-{time.time_ns()}"
@@ -173,6 +175,7 @@ def share(folder: Path) -> dict[str, Any]:
         "one_rank_exit_code": refused.code,
         "one_rank_fails_at_the_shared_length": bool(one_limited.code),
         "context": RANKS,
+        "sharding": SHARDING,
         "shared_tokens": most,
         "losses_shared": list(together.losses.values()),
         "losses_alone": list(alone.losses.values()),
@@ -298,6 +301,7 @@ def compare(*, rounds: int) -> dict[str, Any]:
         "pipeline_seconds": seconds,
         "pipeline_loss_rel": gap,
         "pipeline_budget_bytes": BUDGET,
+        "pipeline_budget_is": "chosen between what a stage and a copy that keeps its activations need",
         "pipeline_tokens": SEQUENCE,
         "pipeline_batch": BATCH,
         "pipeline_parameters": SHAPE.parameters,

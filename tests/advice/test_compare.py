@@ -17,7 +17,7 @@ from supernode.control.supernode import SuperNode
 from supernode.errors import SpecError
 from supernode.hardware.assemble import build_machine, predefined
 from supernode.hardware.discover import usable_cores
-from supernode.planning.planner import USABLE
+from supernode.planning.memory import USABLE
 from supernode.schema.job import JobSpec
 from supernode.schema.spread import Parallelism
 

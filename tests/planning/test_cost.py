@@ -14,7 +14,7 @@ from supernode.forecast.rates import card_of
 from supernode.forecast.times import step_parts
 from supernode.hardware.assemble import build_machine
 from supernode.hardware.machine import Machine
-from supernode.planning.cost import at_work, flops_per_step, software_of, stage_times, transfer_time
+from supernode.planning.cost import at_work, flops_per_step, software_of, stage_times
 from supernode.planning.planner import make_plan
 from supernode.schema.job import DataSpec, JobSpec
 from supernode.schema.model import PRESETS, DecoderShape
@@ -200,7 +200,8 @@ def test_a_message_on_a_torus_takes_one_link() -> None:
     nbytes = 1024 * 2048 * 2
     # Six links leave a card, two along each dim.
     assert torus.link_bandwidth == pytest.approx(torus.card.scale_up_bandwidth / 6)
-    assert transfer_time(plan, torus) > nbytes / torus.link_bandwidth
+    message = send_time(at_work(plan, torus).tuned_wires, np.asarray(float(nbytes)), stride=np.asarray(8.0))
+    assert float(message) > nbytes / torus.link_bandwidth
 
 
 def test_a_switched_message_has_the_whole_port() -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 
 from supernode.errors import SpecError
-from supernode.planning.layout import resolve_layout
+from supernode.planning.layout import fit_layout, resolve_layout
 from supernode.schema.job import JobSpec
 from supernode.schema.model import DecoderShape
 from supernode.schema.spread import Parallelism
@@ -100,3 +101,31 @@ def test_an_own_module_takes_the_axes_that_its_graph_is_taken_apart_by() -> None
     found = resolve_layout(job(model="net.py:build", tensor=3, pipeline=2, accumulation=2), 6)
 
     assert (found.tensor, found.pipeline) == (3, 2)
+
+
+def test_an_own_module_does_not_share_its_tokens_among_tensor_ranks() -> None:
+    # Its split products meet whole, so that gradients of what lies between would be counted twice.
+    with pytest.raises(SpecError, match=r"`parallelism\.sequence` is on, and net\.py:build") as caught:
+        resolve_layout(job(model="net.py:build", tensor=2, sequence=True), 2)
+
+    assert "leave out `parallelism.sequence`" in caught.value.hint
+
+
+@pytest.mark.parametrize("arithmetic", ["float32", "float8"])
+def test_an_own_module_that_becomes_a_graph_has_no_layers_for_other_arithmetic(
+    arithmetic: Literal["float32", "float8"],
+) -> None:
+    asked = replace(job(model="net.py:build", tensor=2), precision="bfloat16", arithmetic=arithmetic)
+    with pytest.raises(SpecError, match=f"`arithmetic` is {arithmetic}, and net") as caught:
+        resolve_layout(asked, 2)
+
+    assert "`parallelism.tensor` to 1" in caught.value.hint
+    assert resolve_layout(replace(asked, parallelism=Parallelism(data=2)), 2).data == 2
+
+
+def test_one_stage_has_no_bubble_to_fill_and_fewer_cards_go_on_without_it() -> None:
+    with pytest.raises(SpecError, match="zero_bubble on one pipeline stage"):
+        Parallelism(schedule="zero_bubble")
+
+    fitted = fit_layout(job(accumulation=2, pipeline=2, schedule="zero_bubble"), 1).parallelism
+    assert (fitted.pipeline, fitted.schedule) == (1, "1f1b")

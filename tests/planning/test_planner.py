@@ -11,7 +11,7 @@ from supernode.hardware.assemble import build_machine
 from supernode.planning.planner import explain, make_plan
 from supernode.schema.job import DataSpec, JobSpec
 from supernode.schema.model import DecoderShape
-from supernode.schema.spread import Parallelism
+from supernode.schema.spread import Communication, Parallelism
 
 MACHINE = build_machine(card_count=8, card="H100")
 LARGE = JobSpec(model="llama3-8b", batch=8, precision="bfloat16", data=DataSpec(sequence=2048))
@@ -101,3 +101,24 @@ def test_rows_for_people_carry_units_and_parts() -> None:
     assert "GiB" in rows["memory of the fullest card"]
     assert rows["step, predicted"].split(":")[0].endswith("s")
     assert "token/s" in rows["throughput, predicted"]
+
+
+def test_a_remedy_is_looked_for_among_counts_that_the_batch_can_have() -> None:
+    # 2^20 micro-batches are more than a job may ask for.
+    with pytest.raises(CapacityError, match="H100 has") as caught:
+        make_plan(replace(LARGE, batch=2**19, gradient_accumulation=2**16), MACHINE)
+
+    assert "fsdp" in caught.value.hint
+
+
+def test_that_compression_is_not_predicted_is_told() -> None:
+    def told(job: JobSpec) -> list[str]:
+        return [note for note in make_plan(job, MACHINE).notes if "communication.compress" in note]
+
+    topk = JobSpec(communication=Communication(compress="topk"))
+    (slow,) = told(topk)
+    (everywhere,) = told(replace(topk, communication=Communication(compress="topk", where="all")))
+    assert told(JobSpec()) == told(replace(topk, batch=1, gradient_accumulation=1)) == []
+    assert "as if whole gradients travelled" in slow
+    assert "4 bytes" not in slow
+    assert "4 bytes more for each number" in everywhere

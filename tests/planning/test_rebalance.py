@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
+from supernode.hardware.assemble import build_machine
+from supernode.planning.cost import step_time
 from supernode.planning.cut import cut_stages
+from supernode.planning.memory import USABLE, memory_use
 from supernode.planning.rebalance import judge
 from supernode.schema.job import JobSpec
 from supernode.schema.model import DecoderShape
@@ -114,3 +117,32 @@ def test_layers_of_a_users_own_module_stay_and_its_ranks_are_compared_stage_by_s
     assert found.plan is not None
     assert found.plan.stages == plan.stages
     assert found.plan.shares == (6, 2)
+
+
+def test_no_work_moves_to_a_card_that_could_not_hold_it_and_what_moves_is_predicted_anew() -> None:
+    plan = plan_of(pipeline=2, micro_batches=2)
+    found = judge(plan, times(plan, {1: 3.0}, head=HEAD)).plan
+    assert found is not None
+    fullest = memory_use(found)
+    assert fullest is not None
+
+    roomy, tight = (build_machine(2, card="H100"), build_machine(2, card="H100"))
+    tight = replace(tight, card=replace(tight.card, memory=int(fullest.total / USABLE) - 1024))
+    predicted = judge(plan, times(plan, {1: 3.0}, head=HEAD), machine=roomy).plan
+    assert predicted is not None
+    assert predicted.stages == found.stages != plan.stages
+    assert predicted.memory == fullest != memory_use(plan)
+    assert predicted.step == step_time(found, roomy)
+    refused = judge(plan, times(plan, {1: 3.0}, head=HEAD), machine=tight)
+    assert refused.slow
+    assert refused.plan is None
+
+
+def test_what_a_copy_with_more_micro_batches_takes_is_what_is_predicted() -> None:
+    machine = build_machine(2, card="H100")
+    plan = plan_of(data=2)
+
+    found = judge(plan, times(plan, {1: 3.0}, head=HEAD), machine=machine).plan
+    assert found is not None
+    assert found.shares == (6, 2)
+    assert found.step == step_time(replace(plan, micro_batches=6), machine)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from supernode.errors import CapacityError, SpecError
+from supernode.forecast.network import send_time, sum_time
 from supernode.forecast.rates import card_of
 from supernode.hardware.assemble import build_machine
 from supernode.models.decoder import Decoder
 from supernode.parallel.tensor import cross_entropy
+from supernode.planning.cost import at_work
 from supernode.planning.planner import explain, make_plan
-from supernode.planning.traced import traced_first, traced_stage_times, traced_sums
+from supernode.planning.traced import traced_first, traced_messages, traced_stage_times, traced_sums
 from supernode.probing.trace import trace_module
 from supernode.schema.job import DataSpec, JobSpec, OptimizerSpec
 from supernode.schema.model import DecoderShape
@@ -200,3 +203,73 @@ def test_a_module_that_trains_nothing_exchanges_no_gradients(sharding: str) -> N
     assert plan.step is not None
     assert plan.step.data == 0
     assert traced_sums(plan, MACHINE, 0) == (0, 0)  # no latency for no bytes
+
+
+def test_groups_lie_where_the_tensor_axis_leaves_them() -> None:
+    # Tensor 4 × data 2 fills a node of 8; with data 4 a copy's neighbours and a stage's are in other nodes.
+    machine = build_machine(card_count=64, card="H100", interconnect="Hybrid")
+    trace = sequence(*(part(str(n), parameters=10**6, output=Size(each=1e6)) for n in range(4)))
+
+    def plan(**degrees: int) -> Plan:
+        return make_plan(job(**degrees), machine, trace=trace)
+
+    wires = at_work(plan(), machine).tuned_wires
+    apart = plan(tensor=8, data=2)
+    nbytes = np.asarray(4e6 / 8 * 4)
+    assert traced_sums(apart, machine, 0)[0] == pytest.approx(
+        float(sum_time(wires, nbytes, cards=np.asarray(2.0), stride=np.asarray(8.0))) / 2
+    )
+    near, far = plan(pipeline=2, data=4), plan(pipeline=2, tensor=2, data=4)
+    assert traced_messages(near, machine)[1] == float(send_time(wires, np.asarray(1e6), stride=np.asarray(4.0)))
+    assert traced_messages(far, machine)[1] == float(send_time(wires, np.asarray(1e6), stride=np.asarray(8.0)))
+    assert traced_messages(far, machine)[1] > traced_messages(near, machine)[1]
+
+
+def layered(count: int) -> ModelTrace:
+    """Return a model with an embedding, a list of layers of a linear each, and a head."""
+    layers = [
+        part(f"layers.{n}{below}", output=Size(each=30.0), kept=Size(each=50.0), kind=kind)
+        for n in range(count) for below, kind in (("", "Layer"), (".linear", "Linear"))
+    ]  # fmt: skip
+    return ModelTrace(
+        parts=(
+            part("", 0, kind="Model", kept=Size()), part("embedding", 0, kind="Embedding"), *layers,
+            part("head", 1), part("loss", 0, kind="loss"), part("layers", 0, kind="ModuleList", kept=Size()),
+        )
+    )  # fmt: skip
+
+
+def test_layers_that_are_computed_again_keep_their_inputs_and_take_a_forward_more() -> None:
+    whole, again = (make_plan(job(recompute=what), MACHINE, trace=layered(6)) for what in ("none", "full"))
+
+    assert whole.memory is not None
+    assert again.memory is not None
+    ends = 3 * (4 * 100 + 7)  # embedding, head, loss
+    assert whole.memory.activations == ends + 6 * 2 * 4 * 50
+    assert again.memory.activations == ends + 6 * 4 * 30 + 2 * 4 * 50
+    (one,), (two,) = (traced_stage_times(plan, MACHINE) for plan in (whole, again))
+    # Twelve of thirteen parts with work are in layers.
+    assert two.forward == one.forward
+    assert two.backward == pytest.approx(one.backward + 12 / 13 * one.forward, rel=1e-3)
+    assert any("parallelism.recompute" in note for note in again.notes)
+    assert not any("parallelism.recompute" in note for note in whole.notes)
+
+
+def test_a_stage_of_a_graph_that_is_computed_again_keeps_its_input() -> None:
+    trace = ModelTrace(parts=tuple(part(f"body{n}", parameters=0, trained=0) for n in range(4)))
+    plan = make_plan(job(pipeline=2, recompute="full"), MACHINE, trace=trace)
+
+    assert plan.memory is not None
+    assert bounds(plan) == [(0, 2), (2, 4)]
+    # Two micro-batches on the first of two, of each the output that it sent (samples themselves are not counted), and
+    # for a moment all that one keeps.
+    assert plan.memory.activations == 2 * 4 * 10 + 2 * (4 * 100 + 7)
+
+
+def test_a_sequence_of_single_layers_is_computed_again_in_runs() -> None:
+    trace = sequence(*(part(str(n)) for n in range(9)))
+
+    memory = make_plan(job(recompute="full"), MACHINE, trace=trace).memory
+    assert memory is not None
+    # Three runs of three, the last kept.
+    assert memory.activations == 3 * (4 * 100 + 7) + 2 * 4 * 10 + 3 * (4 * 100 + 7)

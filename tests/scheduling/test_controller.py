@@ -385,3 +385,21 @@ def test_a_rank_that_keeps_up_again_is_told_of_once() -> None:
     assert controller.state is not None
     whats = [incident.what for incident in controller.state.incidents]
     assert whats == ["started", "rank 1 is slow", "rank 1 keeps up again"]
+
+
+def test_a_card_that_is_slow_in_turns_moves_work_three_times_and_a_person_three_more() -> None:
+    controller = Controller(judge=moving)
+
+    def moves(incarnation: int) -> bool:
+        found = relayed(controller, *(timed(n, 1, 3, incarnation=incarnation) for n in (1, 2)))
+        if AskToStop() not in found:
+            return False
+        relayed(controller, saved(2), RanksEnded(incarnation=incarnation, step=2))
+        return True
+
+    relayed(controller, Started(plan=QUIET))
+    assert [moves(incarnation) for incarnation in range(1, 6)] == [True, True, True, False, False]
+    assert controller.state is not None
+    assert controller.state.slow == {1: 3.0}  # still told of
+    relayed(controller, Started(plan=QUIET, checkpoints=((2, "step-2"),)))
+    assert moves(controller.state.incarnation)

@@ -9,6 +9,7 @@ import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,7 +89,7 @@ def start(
                 corpus = None if job.data.dataset else prepare(job, run.path / runs.DATA, progress=progress)
                 plan = make_plan(job, pool.machine, cards, vocabulary=corpus.vocabulary if corpus else 0, trace=trace)
                 plan = replace(plan, trace=None)  # Ranks need the cut alone.
-                return _drive(run, plan, corpus, None, (), watch=watch, server=server)
+                return _drive(run, plan, corpus, None, (), machine=pool.machine, watch=watch, server=server)
             except BaseException:  # Ctrl-C too
                 run.forget_unstarted()
                 raise
@@ -146,7 +147,7 @@ def resume(
                     run.write_job(asked)
                 if checkpoint:
                     runs.set_newer_aside(run, checkpoint)
-                return _drive(run, plan, corpus, state, found, watch=watch, server=server)
+                return _drive(run, plan, corpus, state, found, machine=pool.machine, watch=watch, server=server)
         finally:
             run.release()
 
@@ -193,15 +194,16 @@ def write_report(folder: str | Path) -> Report:
 
 def _drive(
     run: runs.RunFolder, plan: Plan, corpus: Corpus | None, state: RunState | None,
-    found: tuple[tuple[int, str], ...], *, watch: Watch | None, server: ForkServer | None,
+    found: tuple[tuple[int, str], ...], *, machine: Machine, watch: Watch | None, server: ForkServer | None,
 ) -> Report:  # fmt: skip
     journal = Journal(run.path / runs.JOURNAL)
     run.keep()
     backend = LocalBackend(run.path, silence=plan.job.recovery.silence, server=server)
     try:
+    controller = Controller(state, judge=partial(judge, machine=machine))
         with interrupts() as asked:
             ended = drive(
-                Started(plan=plan, checkpoints=found), controller=Controller(state, judge=judge), backend=backend,
+                Started(plan=plan, checkpoints=found), controller=controller, backend=backend,
                 record=journal, check=check_in(run.checkpoints), others=others_in(run.checkpoints), watch=watch,
                 asked=asked,
             )  # fmt: skip

@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass, replace
 
 from supernode.forecast.efficiency import CardModel
-from supernode.forecast.network import send_time
 from supernode.forecast.pipeline import forward_shares
 from supernode.forecast.rates import card_of
 from supernode.forecast.times import accumulation_time, stage_parts, step_parts
@@ -89,16 +88,6 @@ def stage_times(plan: Plan, machine: Machine) -> tuple[StageTime, ...]:
             )
         )
     return tuple(made)
-
-
-def transfer_time(plan: Plan, machine: Machine) -> float:
-    """Return the time of one micro-batch's way from stage to stage; 0 on one stage."""
-    shape = shape_of(plan)
-    if shape is None or plan.layout.pipeline == 1:
-        return 0.0
-    ways = strategy_of(plan)
-    nbytes = ways.tokens * shape.width * ways.element
-    return float(send_time(at_work(plan, machine).tuned_wires, nbytes, stride=ways.tensor * ways.data))
 
 
 def step_time(plan: Plan, machine: Machine) -> StepTime | None:

@@ -78,6 +78,13 @@ def _check_model(job: JobSpec) -> None:
                 "known",
                 hint="set `parallelism.recompute` to full, which takes repeated layers of any module, or to none.",
             )
+        if want.sequence:
+            raise SpecError(
+                f"`parallelism.sequence` is on, and {job.model} is your own module, of which it is not known what lies "
+                "between its split matrices",
+                hint="leave out `parallelism.sequence`, or set `model` to a preset or a shape.",
+            )
+        _check_arithmetic(job)
         return
     _check_tokens(job)
     _check_experts(job, shape)
@@ -95,6 +102,16 @@ def _check_model(job: JobSpec) -> None:
             f"(pipeline {want.pipeline} × interleave {want.interleave})",
             hint=f"set `parallelism.pipeline` to {max(1, shape.layers // want.interleave)} or fewer; "
             "every stage keeps a layer or more.",
+        )
+
+
+def _check_arithmetic(job: JobSpec) -> None:
+    """Check that nothing is asked of the layers of a module that becomes a graph, which has none."""
+    if job.arithmetic != "same" and job.parallelism.tensor > 1:
+        raise SpecError(
+            f"`arithmetic` is {job.arithmetic}, and {job.model} is your own module, which a tensor axis makes a graph, "
+            "without layers",
+            hint="set `arithmetic` to same, or `parallelism.tensor` to 1.",
         )
 
 
@@ -222,10 +239,11 @@ def fit_layout(job: JobSpec, cards: int) -> JobSpec:
     choices.sort(key=lambda ways: (ways[0] * ways[1] * ways[2], ways[0], ways[2], ways[3]), reverse=True)
     for tensor, pipeline, context, expert in choices:
         interleaves = pipeline > 1 and want.schedule == "interleaved"
+        needs_stages = want.schedule in ("interleaved", "zero_bubble")
         degrees = replace(
             want, tensor=tensor, pipeline=pipeline, context=context, expert=expert, data=0,
             sequence=want.sequence and tensor > 1, interleave=want.interleave if interleaves else 1,
-            schedule=want.schedule if interleaves or want.schedule != "interleaved" else "1f1b",
+            schedule="1f1b" if needs_stages and pipeline == 1 else want.schedule,
         )  # fmt: skip
         candidate = replace(job, parallelism=degrees)
         try:

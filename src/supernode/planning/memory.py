@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from supernode.forecast.efficiency import precision_index
 from supernode.forecast.memory import memory_parts
+from supernode.hardware.machine import Machine
 from supernode.planning.work import ELEMENT_BYTES, shape_of
 from supernode.schema.job import JobSpec
 from supernode.schema.plan import MemoryUse, Plan, Stage
@@ -24,6 +25,8 @@ from supernode.workload.strategy import (
     make_strategies,
 )
 
+# Of a card's memory, for tensors; the rest is the driver's, the communication library's, and lost to fragments.
+USABLE = 0.9
 BLOCK = 256
 """Moments in 8 bits that share a scale, as `precision.moments` has them."""
 SCHEDULES = {"gpipe": GPIPE, "1f1b": ONE_F_ONE_B, "interleaved": INTERLEAVED, "zero_bubble": ZERO_BUBBLE}
@@ -44,6 +47,14 @@ def memory_use(plan: Plan) -> MemoryUse | None:
     held = memory_parts(decoder_shape(shape), strategy_of(plan), does)
     names = ("weights", "gradients", "optimizer", "activations", "workspace")
     return MemoryUse(**{name: round(float(getattr(held, name))) for name in names})
+
+
+def wall(machine: Machine) -> float:
+    """Return the bytes above which a card's part does not fit.
+
+    A core's share of the host's memory is no wall: neighbours may need less. All of it is one.
+    """
+    return machine.card.memory * (machine.card_count if machine.card.kind == "cpu" else USABLE)
 
 
 def moments(job: JobSpec) -> int:

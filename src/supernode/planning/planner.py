@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from supernode.errors import CapacityError, SpecError
 from supernode.forecast.trust import doubts
@@ -11,7 +12,7 @@ from supernode.hardware.machine import Machine
 from supernode.planning.cost import flops_per_step, step_time
 from supernode.planning.cut import cut_stages
 from supernode.planning.layout import resolve_layout
-from supernode.planning.memory import memory_use, product_precision
+from supernode.planning.memory import USABLE, memory_use, product_precision, wall
 from supernode.planning.sums import sum_table
 from supernode.planning.traced import cut_traced, pieces_of, stage_names, traced_memory, traced_step_time
 from supernode.planning.work import block_forward_flops, head_forward_flops, with_vocabulary
@@ -21,8 +22,6 @@ from supernode.schema.trace import ModelTrace
 from supernode.units import show, show_bytes, show_seconds
 
 BYTE_TOKENS = 256
-# Of a card's memory, for tensors; the rest is the driver's, the communication library's, and lost to fragments.
-USABLE = 0.9
 
 
 def make_plan(
@@ -45,7 +44,7 @@ def make_plan(
     plan = _draft(job, machine, at_hand, vocabulary, trace)
     memory = memory_use(plan) or traced_memory(plan)
     notes = list(_notes(plan, machine, at_hand, memory))
-    if memory is not None and memory.total > _wall(machine):
+    if memory is not None and memory.total > wall(machine):
         part = "" if machine.card.kind == "cpu" else f", of which tensors can have {USABLE:.0%}"
         raise CapacityError(
             f"the fullest card would hold {show_bytes(memory.total)} ({_memory_parts(memory)}), "
@@ -112,14 +111,6 @@ def optimizer_words(spec: OptimizerSpec) -> str:
     if spec.in_backward:
         words.append("updated in backward")
     return ", ".join(words)
-
-
-def _wall(machine: Machine) -> float:
-    """Return the bytes above which a card's part does not fit.
-
-    A core's share of the host's memory is no wall: neighbours may need less. All of it is one.
-    """
-    return machine.card.memory * (machine.card_count if machine.card.kind == "cpu" else USABLE)
 
 
 def _check_products(job: JobSpec, machine: Machine) -> None:
@@ -214,6 +205,11 @@ def _notes(plan: Plan, machine: Machine, at_hand: tuple[int, ...], memory: Memor
               f"operation at {plan.micro_batch} samples a micro-batch; no published run backs its time."  # fmt: skip
         yield from plan.trace.notes
         yield from _open(plan)
+    said = plan.job.communication
+    if said.compress != "none" and plan.layout.copies > 1:
+        more = "; what it leaves out is kept, 4 bytes more for each number that a card holds, and not counted here"
+        yield f"`communication.compress` is {said.compress}, and sums are predicted as if whole gradients travelled" \
+              f"{more * (said.where == 'all')}."  # fmt: skip
     if memory is None:
         yield "the model is your own: its stages are cut, and its memory and time known, once it is built."
         return
@@ -221,7 +217,7 @@ def _notes(plan: Plan, machine: Machine, at_hand: tuple[int, ...], memory: Memor
     if precision not in machine.card.flops:
         yield f"nothing is known of {machine.card.name} in {precision}; its slowest precision is taken."
     yield from doubts(plan, machine)
-    if memory.total > USABLE * machine.card.memory:  # on cores alone; see `_wall`
+    if memory.total > USABLE * machine.card.memory:  # on cores alone; see `wall`
         yield f"the fullest rank needs about {show_bytes(memory.total)}, and a core's share of memory is " \
               f"{show_bytes(machine.card.memory)}."  # fmt: skip
 
@@ -233,6 +229,9 @@ def _open(plan: Plan) -> Iterator[str]:
         yield "what the tensor axis splits of your module, its graph tells when a run begins (`supernode status` has " \
               f"it); here each card has 1/{tensor} of all parameters and products, activations " \
               "are whole, and sums over the axis take no time."  # fmt: skip
+    if plan.layout.recompute == "full":
+        yield "what `parallelism.recompute` leaves is told by the classes of your module's parts: what is computed " \
+              "again keeps what it is given, taken to be as much as the part before it hands on."  # fmt: skip
     if plan.trace is not None and plan.trace.is_cut_anywhere:
         yield "stages are cut in the graph of your module when a run begins; here it is cut between modules, in the " \
               "order in which they are met."  # fmt: skip
@@ -240,27 +239,29 @@ def _open(plan: Plan) -> Iterator[str]:
 
 def _remedy(job: JobSpec, machine: Machine, cards: tuple[int, ...], vocabulary: int, trace: ModelTrace | None) -> str:
     """Return the first change of one key, cheapest in speed first, with which the job fits."""
-    for words, changed in _changes(job):
+    for words, changes in _changes(job):
         try:
-            draft = _draft(changed, machine, cards, vocabulary, trace)
+            draft = _draft(replace(job, **changes), machine, cards, vocabulary, trace)
             memory = memory_use(draft) or traced_memory(draft)
         except SpecError:
             continue
-        if memory is not None and memory.total <= _wall(machine):
+        if memory is not None and memory.total <= wall(machine):
             return f"set {words}; the fullest card then holds {show_bytes(memory.total)}."
     return "set `precision` to bfloat16 and `parallelism.sharding` to fsdp, take more cards, or a smaller model."
 
 
-def _changes(job: JobSpec) -> Iterator[tuple[str, JobSpec]]:
+def _changes(job: JobSpec) -> Iterator[tuple[str, dict[str, Any]]]:
     want = job.parallelism
-    steps = [job.gradient_accumulation * 2**n for n in range(1, 16)]
-    accumulating = [(f"`gradient_accumulation` to {n}", replace(job, gradient_accumulation=n)) for n in steps]
-    yield from accumulating
-    if want.sharding == "replicas":
-        fsdp = replace(job, parallelism=replace(want, sharding="fsdp"))
+    steps = [n for n in (job.gradient_accumulation * 2**n for n in range(1, 16)) if n <= job.batch]
+    for n in steps:
+        yield f"`gradient_accumulation` to {n}", {"gradient_accumulation": n}
+    said = job.communication
+    if want.sharding == "replicas" and said.compress == "none" and said.algorithm == "auto":
+        fsdp = {"parallelism": replace(want, sharding="fsdp")}
         yield "`parallelism.sharding` to fsdp", fsdp
-        for (words, _), n in zip(accumulating, steps, strict=True):
-            yield f"`parallelism.sharding` to fsdp and {words}", replace(fsdp, gradient_accumulation=n)
+        for n in steps:
+            words = f"`parallelism.sharding` to fsdp and `gradient_accumulation` to {n}"
+            yield words, {**fsdp, "gradient_accumulation": n}
     for n in (2, 4, 8, 16, 32, 64):
         for key, cut in (
             ("tensor", replace(want, data=0, tensor=n)),
@@ -268,7 +269,7 @@ def _changes(job: JobSpec) -> Iterator[tuple[str, JobSpec]]:
             ("context", replace(want, data=0, context=n)),
         ):
             if n > getattr(want, key):
-                yield f"`parallelism.{key}` to {n} and `parallelism.data` to 0", replace(job, parallelism=cut)
+                yield f"`parallelism.{key}` to {n} and `parallelism.data` to 0", {"parallelism": cut}
 
 
 def _memory_parts(memory: MemoryUse) -> str:

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
+from operator import itemgetter
 from statistics import mean, median
 
+from supernode.hardware.machine import Machine
+from supernode.planning.cost import step_time
 from supernode.planning.cut import cut_stages
+from supernode.planning.memory import memory_use, wall
+from supernode.planning.traced import traced_memory, traced_step_time
 from supernode.planning.work import block_forward_flops, head_forward_flops, shape_of
 from supernode.scheduling.controller import Verdict
 from supernode.schema.plan import Plan, Stage
 
 
-def judge(plan: Plan, busy: Sequence[float]) -> Verdict:
+def judge(plan: Plan, busy: Sequence[float], *, machine: Machine | None = None) -> Verdict:
     """Return what the ranks' times tell.
 
     A rank's pace is its time over the work that it has: micro-batches times what its stages cost, counted in FLOPs.
@@ -21,6 +27,7 @@ def judge(plan: Plan, busy: Sequence[float]) -> Verdict:
 
     Args:
         busy: seconds that each rank's passes took in a step.
+        machine: whose cards must hold what moves to them, and for which the moved plan is predicted; None for neither.
     """
     settings = plan.job.balance
     pace = [seconds / work for seconds, work in zip(busy, _work(plan, plan.stages, _shares(plan)), strict=True)]
@@ -32,16 +39,27 @@ def judge(plan: Plan, busy: Sequence[float]) -> Verdict:
     if not settings.move:
         return Verdict(slow=slow)
     before = _busiest(plan, pace, plan.stages, _shares(plan))
-    best: tuple[float, tuple[Stage, ...], tuple[int, ...]] = (before, plan.stages, _shares(plan))
-    cut, shares = _cut(plan, pace), _shared(plan, pace)
-    for stages in {plan.stages, cut}:
-        for share in {_shares(plan), shares}:
-            best = min(best, (_busiest(plan, pace, stages, share), stages, share), key=lambda one: one[0])
-    after, stages, share = best
-    if after > (1 - settings.gain) * before:
-        return Verdict(slow=slow)
+    ways = product((plan.stages, _cut(plan, pace)), (_shares(plan), _shared(plan, pace)))
+    for after, stages, share in sorted(((_busiest(plan, pace, *way), *way) for way in ways), key=itemgetter(0)):
+        if after > (1 - settings.gain) * before:
+            break
+        moved = _moved(plan, stages, share, machine)
+        if moved is not None:
+            return Verdict(slow=slow, plan=moved, reason=_reason(plan, moved, saved=1 - after / before))
+    return Verdict(slow=slow)
+
+
+def _moved(plan: Plan, stages: tuple[Stage, ...], share: tuple[int, ...], machine: Machine | None) -> Plan | None:
+    """Return the plan with other stages and shares; None where its fullest card could not hold its part."""
     moved = replace(plan, stages=stages, shares=() if len(set(share)) == 1 else share)
-    return Verdict(slow=slow, plan=moved, reason=_reason(plan, moved, saved=1 - after / before))
+    if machine is None:
+        return moved
+    # What the copy that takes most micro-batches needs; its cards are taken to be as quick as the machine's.
+    fullest = replace(moved, micro_batches=max(share))
+    memory = memory_use(fullest) or traced_memory(fullest)
+    if memory is not None and memory.total > wall(machine):
+        return None
+    return replace(moved, memory=memory, step=step_time(fullest, machine) or traced_step_time(fullest, machine))
 
 
 def _shares(plan: Plan) -> tuple[int, ...]:

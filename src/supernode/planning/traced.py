@@ -12,6 +12,7 @@ from supernode.forecast.network import gather_time, scatter_time, send_time, sum
 from supernode.forecast.pipeline import bubble_time, left_open, travel_time
 from supernode.forecast.rates import card_of
 from supernode.hardware.machine import Machine
+from supernode.planning.again import Unit, kept_bytes, units_of
 from supernode.planning.cost import TRAINER, StageTime, at_work, software_of
 from supernode.planning.cut import cut_stages
 from supernode.planning.memory import moment_bytes, moments, product_precision, strategy_of
@@ -19,10 +20,10 @@ from supernode.planning.work import ELEMENT_BYTES, sharded_by, share
 from supernode.schema.job import JobSpec
 from supernode.schema.order import forwards_ahead
 from supernode.schema.plan import Layout, MemoryUse, Plan, Stage, StepTime
-from supernode.schema.trace import ModelTrace, TracedPart
+from supernode.schema.trace import ModelTrace, PassWork, TracedPart
 from supernode.workload.shape import as_numbers
 from supernode.workload.strategy import make_strategies
-from supernode.workload.traced import block_passes, held_parameters, traced_demand
+from supernode.workload.traced import block_passes, held_parameters, redone_passes, traced_demand
 
 # Modules with parameters in a layer of `models.decoder`: four projections of the attention, three matrices, two norms.
 LAYER_MODULES = 9
@@ -74,7 +75,7 @@ def traced_messages(plan: Plan, machine: Machine) -> tuple[float, float]:
     if plan.trace is None or plan.layout.pipeline == 1:
         return 0.0, 0.0
     nbytes = max(_output(plan.trace, stage, plan.micro_batch) for stage in plan.stages[:-1])
-    wires, stride = at_work(plan, machine).tuned_wires, as_numbers(plan.layout.data)
+    wires, stride = at_work(plan, machine).tuned_wires, as_numbers(plan.layout.tensor * plan.layout.data)
     return nbytes, float(send_time(wires, as_numbers(nbytes), stride=stride))
 
 
@@ -87,12 +88,12 @@ def traced_sums(plan: Plan, machine: Machine, rank: int) -> tuple[float, float]:
     if layout.data == 1:
         return 0.0, 0.0
     held, trained = (as_numbers(n * ELEMENT_BYTES[plan.job.precision]) for n in _held(plan, _parts(plan, rank)))
-    cards, one = as_numbers(layout.data), as_numbers(1)
+    cards, stride = as_numbers(layout.data), as_numbers(layout.tensor)
     if layout.sharding == "replicas":
-        half = float(sum_time(wires, trained, cards=cards, stride=one)) / 2 if trained else 0.0
+        half = float(sum_time(wires, trained, cards=cards, stride=stride)) / 2 if trained else 0.0
         return half, half
-    scatter = float(scatter_time(wires, trained, cards=cards, stride=one)) if trained else 0.0
-    return scatter, float(gather_time(wires, held, cards=cards, stride=one)) if held else 0.0
+    scatter = float(scatter_time(wires, trained, cards=cards, stride=stride)) if trained else 0.0
+    return scatter, float(gather_time(wires, held, cards=cards, stride=stride)) if held else 0.0
 
 
 def traced_first(plan: Plan, rank: int) -> float:
@@ -182,11 +183,25 @@ def stage_names(plan: Plan) -> str:
 def _block_times(job: JobSpec, trace: ModelTrace, card: CardModel, samples: int) -> list[tuple[float, float]]:
     element = ELEMENT_BYTES[job.precision]
     ways = make_strategies(micro_batch=samples, precision=precision_index(product_precision(job)))
-    both = []
-    for passes in zip(*block_passes(trace), strict=True):
+
+    def seconds(passes: Sequence[PassWork]) -> list[float]:
         demand = traced_demand(passes, samples=samples, element=element)
-        both.append((pass_times(demand, ways, card, TRAINER).forward / job.parallelism.tensor).tolist())
-    return list(zip(*both, strict=True))
+        times: list[float] = (pass_times(demand, ways, card, TRAINER).forward / job.parallelism.tensor).tolist()
+        return times
+
+    ahead, back = map(seconds, zip(*block_passes(trace), strict=True))
+    if units := _units(job, trace):
+        names = frozenset(name for unit in units for name in unit.names)
+        again = seconds(redone_passes(trace, names))
+        back = [own + more for own, more in zip(back, again, strict=True)]
+    return list(zip(ahead, back, strict=True))
+
+
+def _units(job: JobSpec, trace: ModelTrace) -> tuple[Unit, ...]:
+    """Return what of a module is computed again; a tensor axis makes it a graph, and so may stages."""
+    if job.parallelism.recompute == "none":
+        return ()
+    return units_of(trace, is_graph=job.parallelism.tensor > 1 or trace.is_cut_anywhere)
 
 
 def _held(plan: Plan, parts: Sequence[TracedPart]) -> tuple[int, int]:
@@ -243,14 +258,16 @@ def _activations(plan: Plan, trace: ModelTrace, rank: int) -> int:
         layout.schedule, rank=rank, pipeline=layout.pipeline, interleave=layout.interleave,
         micro_batches=plan.micro_batches if layout.pipeline > 1 else 1,
     )  # fmt: skip
-    sizes = []
+    sizes, largest, units = [], 0.0, _units(plan.job, trace)
     for stage in (stage for stage in plan.stages if stage.rank == rank):
-        parts = _of_stage(plan, stage)
         is_sent = stage.index < len(plan.stages) - 1  # the output is kept until its gradient is back
         sent = _output(trace, stage, plan.micro_batch) if is_sent else 0.0
-        sizes.append(sum(part.kept.of(plan.micro_batch) for part in parts) + sent)
+        given = _output(trace, plan.stages[stage.index - 1], plan.micro_batch) if stage.index else 0.0
+        kept, again = kept_bytes(_of_stage(plan, stage), units, plan.micro_batch, given=given)
+        sizes.append(kept + sent)
+        largest = max(largest, again)
     whole, rest = divmod(held, len(sizes))
-    return int(whole * sum(sizes) + rest * max(sizes))
+    return int(whole * sum(sizes) + rest * max(sizes) + largest)
 
 
 def _pipeline_waits(plan: Plan, machine: Machine, *, whole: float, slow: float) -> tuple[float, float]:

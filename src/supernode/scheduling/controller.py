@@ -46,6 +46,8 @@ class Verdict:
     reason: str = ""
 
 
+MOST_MOVES = 3
+"""Moves of work for one start or resume: cards that are slow in turns would have the run begin again for ever."""
 Judge = Callable[[Plan, tuple[float, ...]], Verdict]
 """Takes a plan and the seconds of its ranks' passes."""
 
@@ -114,6 +116,8 @@ class Controller:
         slow = {rank: ratio for rank, ratio in second.slow.items() if rank in first.slow or rank in before.slow}
         if set(slow) != set(before.slow):
             commands.append(Tell(event=Slowed(step=event.step, ranks=slow)))
+        if before.moves >= MOST_MOVES:
+            return commands
         mean = tuple((a + b) / 2 for a, b in zip(before.busy, event.busy, strict=True))
         both = self._judge(before.plan, mean)
         if first.plan is not None and second.plan is not None and both.plan is not None:

@@ -78,7 +78,7 @@ def advance(state: RunState | None, event: Event, time: float) -> RunState:
     elif isinstance(event, Slowed):
         changes |= {"slow": dict(event.ranks), "incidents": _slowed(state, event, time)}
     elif isinstance(event, Replanned):
-        changes["moving"] = event.plan
+        changes |= {"moving": event.plan, "moves": state.moves + 1}
         changes["incidents"] = _told(state, time, "work moves", event.reason)
     elif isinstance(event, RanksEnded) and state.moving is not None and event.incarnation == state.incarnation:
         changes |= relaunched(state) | {"restarts": 0}
@@ -130,7 +130,7 @@ def _started(state: RunState | None, event: Started, time: float) -> RunState:
         first = RunState(plan=event.plan, incarnation=1, checkpoints=checkpoints, started=time, updated=time)
         return replace(first, incidents=(Incident(time=0.0, what="started", detail=str(event.plan.layout)),))
     # The ranks of the controller before are gone with it.
-    changes = relaunched(replace(state, checkpoints=checkpoints)) | {"restarts": 0, "stopping": False}
+    changes = relaunched(replace(state, checkpoints=checkpoints)) | {"restarts": 0, "moves": 0, "stopping": False}
     changes |= {"outcome": "running", "message": "", "hint": "", "kind": ""}
     changes |= {"plan": event.plan, "checkpoints": checkpoints, "updated": time}
     return replace(state, incidents=_told(state, time, "resumed", str(event.plan.layout)), **changes)

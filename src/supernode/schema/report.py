@@ -36,6 +36,7 @@ class RunState:
         busy: by rank, seconds of a step's passes at the last look.
         slow: ranks that are slow, and how many times their peers' time they take.
         moving: the plan that the ranks start again with once they have saved and left; None most of the time.
+        moves: times that work has moved since a person began the run or went on with it.
         skipped: steps whose gradients overflowed in float16, so that no weight moved.
         started: Unix time at which the run was accepted.
         updated: Unix time of the newest event.
@@ -73,6 +74,7 @@ class RunState:
     busy: tuple[float, ...] = ()
     slow: Mapping[int, float] = field(default_factory=dict)
     moving: Plan | None = None
+    moves: int = 0
     notes: Mapping[str, Any] = field(default_factory=dict)
     incidents: tuple[Incident, ...] = ()
     started: float = 0.0

@@ -66,6 +66,11 @@ class Parallelism:
                 "`parallelism.interleave` is above 1 on one pipeline stage",
                 hint="set `parallelism.pipeline` to 2 or more, or `interleave` to 1.",
             )
+        if self.schedule == "zero_bubble" and self.pipeline == 1:
+            raise SpecError(
+                "`parallelism.schedule` is zero_bubble on one pipeline stage, which has no bubble",
+                hint="set `parallelism.pipeline` to 2 or more, or `parallelism.schedule` to 1f1b.",
+            )
         if self.sequence and self.tensor == 1:
             raise SpecError(
                 "`parallelism.sequence` is on and `parallelism.tensor` is 1",

@@ -14,7 +14,8 @@ from supernode.forecast.rates import card_of, is_calibrated
 from supernode.forecast.trust import strays
 from supernode.hardware.machine import Machine
 from supernode.hardware.power import power
-from supernode.planning.planner import USABLE, token_kinds
+from supernode.planning.memory import USABLE
+from supernode.planning.planner import token_kinds
 from supernode.planning.work import with_vocabulary
 from supernode.schema.job import JobSpec
 from supernode.search.offload import ACTIVATIONS, OPTIMIZER, WEIGHTS, Room

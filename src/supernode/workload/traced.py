@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -17,6 +17,12 @@ def block_passes(trace: ModelTrace) -> tuple[tuple[PassWork, PassWork], ...]:
         (_sum([part.forward for part in block]), _sum([part.backward for part in block]))
         for block in map(trace.block, range(trace.blocks))
     )
+
+
+def redone_passes(trace: ModelTrace, names: Collection[str]) -> tuple[PassWork, ...]:
+    """Return the forward of the named parts in each piece, which is computed once more."""
+    blocks = map(trace.block, range(trace.blocks))
+    return tuple(_sum([part.forward for part in block if part.name in names]) for block in blocks)
 
 
 def traced_demand(passes: Sequence[PassWork], *, samples: float, element: int) -> Demand:

@@ -15,7 +15,8 @@ import pytest
 from supernode.checkpoint import store
 from supernode.control import runs
 from supernode.control.journal import Journal
-from supernode.errors import CheckpointError, MachineError, RunError
+from supernode.control.training import changed
+from supernode.errors import CheckpointError, MachineError, RunError, SpecError
 from supernode.schema.codec import to_json
 from supernode.schema.event import Started, StopAsked
 from supernode.schema.job import JobSpec
@@ -315,6 +316,12 @@ def test_newer_checkpoints_are_set_aside_for_the_one_that_is_wanted(tmp_path: Pa
         runs.checkpoints_to_go_on_from(run, state, wanted="step-00000004")
     assert "there are: step-00000002" in caught.value.hint
     run.release()
+
+
+def test_what_a_failed_run_is_told_to_change_can_be_changed() -> None:
+    assert changed(JOB, {"optimizer.most_skips": 50}).optimizer.most_skips == 50
+    with pytest.raises(SpecError, match="cannot change in a run that has begun"):
+        changed(JOB, {"optimizer.learning_rate": 1e-4})
 
 
 def test_a_run_that_was_killed_before_its_first_event_is_begun_anew(tmp_path: Path) -> None:

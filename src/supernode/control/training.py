@@ -57,6 +57,7 @@ RANKS_PER_CORE = 32  # each takes about 25 MB and a turn on the core; far beyond
 CHANGEABLE = (
     "parallelism.", "balance.", "communication.algorithm", "communication.bucket", "gradient_accumulation",
     "checkpoint.", "recovery.", "evaluate.", "sample.", "drill.", "rendezvous", "threads", "steps",
+    "optimizer.most_skips",
 )  # fmt: skip
 """Keys that a resumed run may have otherwise; the others would make it another run."""
 
@@ -199,8 +200,8 @@ def _drive(
     journal = Journal(run.path / runs.JOURNAL)
     run.keep()
     backend = LocalBackend(run.path, silence=plan.job.recovery.silence, server=server)
-    try:
     controller = Controller(state, judge=partial(judge, machine=machine))
+    try:
         with interrupts() as asked:
             ended = drive(
                 Started(plan=plan, checkpoints=found), controller=controller, backend=backend,

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from supernode.compressing.codecs import Codec, Float8, Int8, OneBit, TopK
+from supernode.compressing.codecs import Codec, Float8, Int8, Levels, OneBit, TopK
 
-CODECS: list[Codec] = [Int8(), Float8(), TopK(0.05), OneBit()]
+CODECS: list[Codec] = [Int8(), Float8(), TopK(0.05), Levels(5), Levels(7), OneBit()]
 
 
 def blocks(codec: Codec, count: int = 3) -> tuple[Tensor, Tensor]:
@@ -25,6 +25,8 @@ def there_and_back(codec: Codec, numbers: Tensor) -> Tensor:
     [
         (Int8(), 4 + 1024),  # a float32 scale, and one byte a number
         (Float8(), 4 + 1024),
+        (Levels(5), 4 + 768),  # 27 numbers in 64 bits: 5**27 < 2**63
+        (Levels(7), 4 + 768),  # 22: 7**22 < 2**63
         (OneBit(), 4 + 8),  # eight numbers a byte
         (TopK(0.05), 4 + 28),  # 13 of 256 numbers with a byte each for value and place, filled up to whole float32
         (TopK(1e-6), 4 + 4),  # at least one number

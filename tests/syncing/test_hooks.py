@@ -21,8 +21,9 @@ Together = Callable[..., list[Any]]
 
 
 def net() -> nn.Sequential:
+    """Return a net whose matrices, halved, have a block of any codec."""
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(40, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 8))
+    return nn.Sequential(nn.Linear(40, 144), nn.Tanh(), nn.Linear(144, 64), nn.Tanh(), nn.Linear(64, 8))
 
 
 def samples(rank: int) -> Tensor:

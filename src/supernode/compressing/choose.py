@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from supernode.compressing.codecs import Float8, Int8, OneBit, TopK
+from supernode.compressing.codecs import Float8, Int8, Levels, OneBit, TopK
 from supernode.compressing.coded import Coded
 from supernode.compressing.compressor import Compressor
 from supernode.compressing.powersgd import PowerSgd
@@ -19,6 +19,8 @@ COMPRESSORS: dict[str, Make] = {
     "float8": lambda said, seed: Coded("float8", Float8(), warmup=said.warmup),
     "topk": lambda said, seed: Coded("topk", TopK(said.density), warmup=said.warmup),
     "powersgd": lambda said, seed: PowerSgd(said.rank, seed=seed, warmup=said.warmup),
+    "levels5": lambda said, seed: Coded("levels5", Levels(5), evens=True, warmup=said.warmup),
+    "levels7": lambda said, seed: Coded("levels7", Levels(7), evens=True, warmup=said.warmup),
     "onebit": lambda said, seed: Coded("onebit", OneBit(), warmup=said.warmup),
 }
 

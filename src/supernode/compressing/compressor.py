@@ -58,6 +58,9 @@ class Compressor(ABC, Generic[E]):
     @abstractmethod
     def _sum(self, entry: E, shard: Tensor, group: dist.ProcessGroup) -> None: ...
 
+    def _warm(self, entry: E, shard: Tensor) -> None:
+        """See a sum that travelled as it is."""
+
     def prepare(
         self, key: str, parameters: Named, group: dist.ProcessGroup, *, start: int = 0, length: int | None = None,
         device: str = "cpu",
@@ -83,10 +86,12 @@ class Compressor(ABC, Generic[E]):
             shard: (length,), floating point.
 
         Raises:
-            SpecError: nobody announced the key.
+            SpecError: nobody announced the key, and the warm-up is over.
         """
         if self.step < self.warmup:
             dist.all_reduce(shard, group=group)
+            if key in self.entries:  # What travels whole need not be announced.
+                self._warm(self.entries[key], shard)
             return
         if key not in self.entries:
             raise SpecError(f"nothing is known of bucket `{key}`", hint="announce it with `prepare` first.")
@@ -98,6 +103,8 @@ class Compressor(ABC, Generic[E]):
             for name, tensor in entry.kept.items():
                 if name.startswith("feedback"):
                     tensor.mul_(factor)
+                elif name == "squares":
+                    tensor.mul_(factor * factor)
 
     def state(self, keys: Iterable[str] | None = None) -> dict[str, Tensor]:
         """Return what the next step depends on, by name; the tensors themselves, not copies.

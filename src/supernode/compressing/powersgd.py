@@ -83,7 +83,8 @@ class PowerSgd(Compressor[LowRankEntry]):
         bases = [entry.kept[f"basis.{number}"] for number in range(len(matrices))]
         # What travels as it is goes along with the first factors.
         lefts, exact = _all_reduce([m @ q for m, q in zip(matrices, bases, strict=True)], exact, group)
-        lefts = [torch.linalg.qr(p).Q for p in lefts]
+        # Computers of different make round differently, and copies whose bases differ would drift apart.
+        lefts = _as_the_first_has_them([torch.linalg.qr(p).Q for p in lefts], group)
         own = [m.T @ p for m, p in zip(matrices, lefts, strict=True)]
         rights, _ = _all_reduce(own, exact[:0], group)
         totals = [p @ q.T for p, q in zip(lefts, rights, strict=True)]
@@ -104,6 +105,16 @@ def _whole_rows(piece: Piece) -> tuple[int, int]:
         return piece.begin, 0
     skipped = -piece.first % piece.columns
     return piece.begin + skipped, max(0, piece.length - skipped) // piece.columns
+
+
+def _as_the_first_has_them(factors: list[Tensor], group: dist.ProcessGroup) -> list[Tensor]:
+    """Return the factors of the group's first rank."""
+    if not factors:
+        return factors
+    flat = torch.cat([factor.reshape(-1) for factor in factors])
+    dist.broadcast(flat, group_src=0, group=group)
+    parts = flat.split([factor.numel() for factor in factors])
+    return [part.view(factor.shape) for part, factor in zip(parts, factors, strict=True)]
 
 
 def _all_reduce(factors: list[Tensor], exact: Tensor, group: dist.ProcessGroup) -> tuple[list[Tensor], Tensor]:

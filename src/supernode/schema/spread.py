@@ -128,7 +128,7 @@ class Communication:
     __pydantic_config__: ClassVar = FORBID
 
     algorithm: Literal["auto", "flat", "hierarchical", "torus"] = "auto"
-    compress: Literal["none", "int8", "float8", "topk", "powersgd", "onebit"] = "none"
+    compress: Literal["none", "int8", "float8", "topk", "powersgd", "levels5", "levels7", "onebit"] = "none"
     where: Literal["slow", "all"] = "slow"
     rank: int = 4
     density: float = 0.01
@@ -142,3 +142,9 @@ class Communication:
             "communication", self,
             rank=(1, 1024), density=(1e-6, 1), warmup=(0, 10**9), bucket=(1024, 2**34),
         )  # fmt: skip
+        if self.compress != "none" and self.algorithm != "auto":
+            raise SpecError(
+                f"`communication.algorithm` is {self.algorithm} and `communication.compress` {self.compress}, whose "
+                "sums take a way of their own",
+                hint="leave out `communication.algorithm`, or set `communication.compress` to none.",
+            )

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from supernode.errors import CapacityError
-from supernode.precision.float8 import check_device, multiply_in_float8
+from supernode.errors import CapacityError, ModelError
+from supernode.precision.float8 import check_device, layers_of, multiply_in_float8
 
 
 def apart(one: torch.Tensor, other: torch.Tensor) -> float:
@@ -62,6 +62,20 @@ def test_heads_and_odd_sizes_stay_as_they_are() -> None:
     model = nn.ModuleDict({"a": nn.Linear(32, 48), "odd": nn.Linear(32, 40), "head": nn.Linear(32, 32)})
 
     assert multiply_in_float8(model) == ["a"]
+    assert layers_of(model) == (1, 3)
+
+
+def test_the_last_layer_is_the_head_whatever_its_name() -> None:
+    model = nn.Sequential(nn.Linear(32, 48), nn.ReLU(), nn.Linear(48, 32))
+
+    assert multiply_in_float8(model, has_head=True) == ["0"]
+
+
+def test_a_model_without_such_layers_is_refused() -> None:
+    with pytest.raises(ModelError, match="of 2 linear layers none") as caught:
+        multiply_in_float8(nn.Sequential(nn.Linear(30, 48), nn.Linear(48, 32)), has_head=True)
+
+    assert "`arithmetic`" in caught.value.hint
 
 
 def test_a_device_without_float8_is_refused_with_the_reason() -> None:

@@ -27,6 +27,14 @@ def test_what_is_scaled_is_unscaled_by_the_same_number() -> None:
     assert float(loss(x.detach(), torch.tensor([1.0]))) / scaling.scale == 4.0
 
 
+def test_a_loss_in_halves_is_scaled_beyond_what_halves_hold() -> None:
+    loss = LossScale(positions=1, most=25).scaled(lambda output, target: (output - target).sum())
+
+    scaled = loss(torch.tensor([3.0], dtype=torch.float16), torch.tensor([1.0], dtype=torch.float16))
+
+    assert float(scaled) == 2 * 65_536
+
+
 def test_overflows_halve_it_and_2000_good_steps_double_it() -> None:
     scaling = LossScale(positions=1, most=3)
 

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
 
 from supernode.collectives.grid import flat, hierarchical
 from supernode.errors import SpecError
@@ -74,6 +75,7 @@ def test_ranks_agree_on_ways_that_all_give_the_plain_sum(together):
     def rank(number: int) -> dict[str, object]:
         world = dist.group.WORLD
         told: dict[str, object] = {}
+        groups = len(c10d._world.pg_map)
         meetings = {
             "auto": choose(world, [4 * KIB, MIB], budget=0.2, hosts=_hosts("ABAB", number, "auto")),
             "predicted": choose(
@@ -100,6 +102,7 @@ def test_ranks_agree_on_ways_that_all_give_the_plain_sum(together):
             meeting.close()
         with pytest.raises(SpecError, match="algorithm"):
             choose(world, [1], algorithm="spiral")
+        assert len(c10d._world.pg_map) == groups, "groups are left of ways that were closed, or not taken"
         return told
 
     first, *others = together(rank, ranks=4)

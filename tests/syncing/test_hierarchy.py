@@ -15,9 +15,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from supernode.syncing.hierarchy import Hierarchy
-from supernode.syncing.hosts import group_by_host
-from supernode.training.worker import _PEER_GONE
+from supernode.errors import CapacityError, SpecError
+from supernode.syncing.hierarchy import Hierarchy, Pending
+from supernode.syncing.hosts import PEER_GONE, group_by_host
+from supernode.syncing.shared import _address, _memory, _room
 
 PLACES = {"one host": "AAAAA", "in order": "AABB", "interleaved": "ABAB", "unequal": "AAABB", "alone": "ABC"}
 LENGTHS = (0, 1, 3, 50, 70_001, 300_000)
@@ -164,7 +165,61 @@ def test_a_killed_rank_ends_what_the_others_wait_for(tmp_path):
     assert codes == [0, -signal.SIGKILL, 0, 0]
     assert time.monotonic() - begun < 30  # half of the limit that a wait without news would have used up
     for number in (0, 2, 3):
-        assert re.search(_PEER_GONE, (tmp_path / f"said-{number}").read_text())
+        assert re.search(PEER_GONE, (tmp_path / f"said-{number}").read_text())
+
+
+def test_who_waits_when_all_is_closed_is_told(together):
+    def rank(number: int) -> str:
+        hierarchy = Hierarchy(dist.group.WORLD, _hosts("AA", number, "closed"), "test closed")
+        works = [hierarchy.start(torch.ones(10))] if number == 0 else []  # The other never comes.
+        hierarchy.close()
+        works.append(hierarchy.start(torch.ones(10)))
+        told = []
+        for work in works:
+            with pytest.raises(ConnectionError) as caught:
+                work.wait()
+            told.append(str(caught.value))
+        return told[-1]
+
+    assert all("closed" in told for told in together(rank, ranks=2))
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (BrokenPipeError("broken pipe"), ConnectionError),
+        (RuntimeError("[gloo/transport/tcp/pair.cc:525] Connection closed by peer"), ConnectionError),
+        (RuntimeError("The size of tensor a (3) must match the size of tensor b (4)"), RuntimeError),
+        (SpecError("a bug of the job"), SpecError),
+        (KeyError("a bug of ours"), KeyError),
+    ],
+)
+def test_only_what_tells_of_a_peer_counts_as_a_lost_peer(error, raised):
+    work = Pending()
+    work.end(error)
+
+    with pytest.raises(raised) as caught:
+        work.wait()
+
+    assert type(caught.value) is raised
+    assert caught.value is error or caught.value.__cause__ is error
+
+
+def test_local_addresses_are_short_and_follow_from_the_token():
+    many = range(1000)
+    first, other = (group_by_host([("A",)] * 1000, me=0, token=token) for token in ("one", "other"))
+    name = "-".join(map(str, many))
+
+    assert len({_address(name, hosts, index) for hosts in (first, other) for index in many}) == 2000
+    assert all(len(_address(name, first, index).encode()) <= 107 for index in many)  # unix(7): sun_path, less one
+
+
+def test_memory_that_cannot_be_mapped_is_a_want_of_the_machine():
+    with pytest.raises(CapacityError, match="cannot map") as caught:
+        _memory({}, 0, 2**47)
+
+    assert "ulimit -v" in caught.value.hint
+    assert 8 * _room(8) <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGESIZE")
 
 
 def test_memory_is_lent_empty_again_and_what_was_not_lent_is_copied(together):

@@ -21,6 +21,7 @@ from supernode.parallel.mesh import Place, place_of
 from supernode.parallel.tensor import SplitCrossEntropy, cross_entropy, local
 from supernode.planning.planner import make_plan
 from supernode.precision.optimizer import LowPrecision
+from supernode.precision.scaling import GROWTH_STEPS
 from supernode.schema.job import DataSpec, JobSpec, OptimizerSpec
 from supernode.schema.model import DecoderShape
 from supernode.schema.plan import Layout, Plan
@@ -247,6 +248,35 @@ def test_float16_learns_with_its_scale_and_skips_on_all_ranks_together(together:
         assert all(torch.equal(before[name], after[name]) for name in before)
 
 
+def test_feedback_is_saved_in_the_scale_that_is_saved_with_it(together: Together, tmp_path: Path) -> None:
+    plan = plan_of({"data": 2}, replace(HALF, rounding="nearest"), precision="float16", arithmetic="same")
+    said = Communication(compress="onebit", where="all")
+    plan = replace(plan, job=replace(plan.job, communication=said))
+
+    def train(rank: int) -> tuple[float, float, list[str]]:
+        place = place_of(plan.layout, rank)
+        stepper, parts = stepper_of(plan, place)
+        assert stepper.scaling is not None
+        stepper.train(0)
+        before, stepper.scaling.good = stepper.scaling.scale, GROWTH_STEPS - 1
+        stepper.train(1)  # The scale doubles behind it.
+        manifest = make_manifest(plan, 2, stepper.feed.sampler, "text")
+        state.save(tensors(parts, stepper.optimizer, place.data) | stepper.sending.state(), tmp_path, manifest)
+        again, others = stepper_of(plan, place)
+        folder = tmp_path / store.name_of(2)
+        restore(others, again.optimizer, place, folder, store.read_manifest(folder), manifest)
+        again.sending.restore(folder)
+        for step in (2, 3):
+            stepper.train(step)
+            again.train(step)
+        assert not again.sending.dropped
+        resumed = whole(others)
+        return before, stepper.scaling.scale, [n for n, w in whole(parts).items() if not torch.equal(w, resumed[n])]
+
+    for before, after, differing in together(train, ranks=2):
+        assert (after, differing) == (2 * before, [])
+
+
 def test_too_many_skipped_steps_in_a_row_end_the_run(together: Together) -> None:
     def stubborn(rank: int) -> tuple[list[bool], str, int]:
         plan = plan_of({}, HALF, precision="float16", arithmetic="same")
@@ -279,6 +309,15 @@ def test_too_many_skipped_steps_in_a_row_end_the_run(together: Together) -> None
          ("communication.compress", "optimizer.in_backward")),
         ({"parallelism": {"expert": 2, "data": 2}, "optimizer": {"in_backward": True}},
          ("parallelism.expert", "optimizer.in_backward")),
+        ({"communication": {"algorithm": "flat"}, "optimizer": {"in_backward": True}},
+         ("communication.algorithm", "optimizer.in_backward")),
+        ({"communication": {"compress": "int8"}, "parallelism": {"data": 2, "sharding": "fsdp"}},
+         ("communication.compress", "parallelism.sharding")),
+        ({"communication": {"algorithm": "flat"}, "parallelism": {"data": 2, "sharding": "fsdp"}},
+         ("communication.algorithm", "parallelism.sharding")),
+        ({"communication": {"compress": "int8", "algorithm": "flat"}},
+         ("communication.compress", "communication.algorithm")),
+        ({"arithmetic": "float8", "model": replace(SHAPE, experts=4)}, ("arithmetic", "model.experts")),
     ],
 )  # fmt: skip
 def test_what_does_not_go_together_is_refused_by_both_keys(job: dict[str, Any], keys: tuple[str, str]) -> None:

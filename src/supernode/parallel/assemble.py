@@ -196,7 +196,10 @@ def _user_parts(plan: Plan, place: Place | None, trial: Trial | None) -> Parts:
                 f"`arithmetic` is {plan.job.arithmetic}, and the plan makes the module a graph, without layers",
                 hint="set `arithmetic` to same, or `parallelism.tensor` and `parallelism.pipeline` to 1.",
             )
-        (compute_in_float32 if plan.job.arithmetic == "float32" else multiply_in_float8)(model)
+        if plan.job.arithmetic == "float32":
+            compute_in_float32(model)
+        else:
+            multiply_in_float8(model, has_head=True)
     if is_graph and place is not None and trial is not None:
         parts = _graph_parts(model, plan, place, trial)
     elif place is None or count == 1:

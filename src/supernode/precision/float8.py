@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
-from supernode.errors import CapacityError
+from supernode.errors import CapacityError, ModelError
 
 # N rows (positions), I inputs, O outputs
 HEADS = ("head", "lm_head")
@@ -28,23 +28,41 @@ _MULTIPLE = 16
 _SMALLEST = 1e-12  # Of a scale's divisor, as in torchao: a tensor of zeros stays one.
 
 
-def multiply_in_float8(module: nn.Module) -> list[str]:
+def multiply_in_float8(module: nn.Module, *, has_head: bool = False) -> list[str]:
     """Make a module's linear layers multiply in float8; returns the names of those that do.
 
     Call it once the module is split: each rank scales by its own part.
 
+    Args:
+        has_head: the last of them, in the order of modules, gives the model's output whatever its name, and stays.
+
     Raises:
         CapacityError: the device has no float8 products.
+        ModelError: no layer is left to multiply in float8.
     """
     chosen = []
-    for name, part in module.named_modules():
-        if isinstance(part, nn.Linear) and name.rpartition(".")[2] not in HEADS:
+    layers = [(name, part) for name, part in module.named_modules() if isinstance(part, nn.Linear)]
+    for number, (name, part) in enumerate(layers):
+        is_head = name.rpartition(".")[2] in HEADS or (has_head and number == len(layers) - 1)
+        if not is_head:
             weight = _local(part.weight)
             if not any(size % _MULTIPLE or not size for size in weight.shape):
                 check_device(weight.device)
                 vars(part)["forward"] = _Product(part)
                 chosen.append(name)
+    if not chosen:
+        raise ModelError(
+            f"`arithmetic` is float8, and of {len(layers)} linear layers none but a head has sizes that are multiples "
+            f"of {_MULTIPLE}",
+            hint="leave out `arithmetic`, choose other widths, or lower `parallelism.tensor`, which cuts them.",
+        )
     return chosen
+
+
+def layers_of(module: nn.Module) -> tuple[int, int]:
+    """Return how many of a module's linear layers multiply in float8, and how many there are."""
+    layers = [part for part in module.modules() if isinstance(part, nn.Linear)]
+    return sum(isinstance(vars(part).get("forward"), _Product) for part in layers), len(layers)
 
 
 def check_device(device: torch.device) -> None:

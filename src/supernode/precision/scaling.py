@@ -39,8 +39,8 @@ class LossScale:
         self.good = self.row = self.skipped = 0
 
     def scaled(self, loss: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
-        """Return a loss that is multiplied by the scale of the moment."""
-        return lambda output, target: loss(output, target) * self.scale
+        """Return a loss that is multiplied by the scale of the moment, in float32: a half would overflow."""
+        return lambda output, target: loss(output, target).float() * self.scale
 
     def judge(self, *, is_finite: bool) -> bool:
         """Take note of a step's gradients, which every rank judges alike; return whether to apply them."""

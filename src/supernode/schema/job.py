@@ -266,6 +266,7 @@ class JobSpec:
                 hint=f"presets: {from_presets}. Or give a shape: `model: {{layers: 4, width: 128, heads: 4}}`.",
             )
         self._check_precision()
+        self._check_communication()
         if self.rendezvous:
             host, _, port = self.rendezvous.rpartition(":")
             if not host or not port.isdigit() or not 1 <= int(port) <= 65_535:
@@ -294,11 +295,38 @@ class JobSpec:
                 "rest, and `optimizer.in_backward` sums all alike",
                 hint="set `optimizer.in_backward` to false, or `parallelism.expert` to 1.",
             )
-        if optimizer.in_backward and self.communication.compress != "none":
+        if self.arithmetic == "float8" and self.shape is not None and self.shape.experts:
             raise SpecError(
-                f"`communication.compress` is {self.communication.compress}, which keeps as much as the gradients that "
+                f"`arithmetic` is float8 and `model.experts` {self.shape.experts}, whose products stay as they are",
+                hint="leave out `arithmetic`, or set `model.experts` to 0.",
+            )
+
+    def _check_communication(self) -> None:
+        said = self.communication
+        if self.parallelism.sharding == "fsdp" and said.compress != "none":
+            raise SpecError(
+                f"`communication.compress` is {said.compress} and `parallelism.sharding` fsdp, whose gradients travel "
+                "as they are",
+                hint="set `parallelism.sharding` to replicas or `communication.compress` to none; in plain PyTorch "
+                "`compress_fsdp` does both.",
+            )
+        if self.parallelism.sharding == "fsdp" and said.algorithm != "auto":
+            raise SpecError(
+                f"`communication.algorithm` is {said.algorithm} and `parallelism.sharding` fsdp, whose sums are "
+                "PyTorch's own",
+                hint="set `parallelism.sharding` to replicas, or leave out `communication.algorithm`.",
+            )
+        if self.optimizer.in_backward and said.compress != "none":
+            raise SpecError(
+                f"`communication.compress` is {said.compress}, which keeps as much as the gradients that "
                 "`optimizer.in_backward` lets go",
                 hint="set `communication.compress` to none, or `optimizer.in_backward` to false.",
+            )
+        if self.optimizer.in_backward and said.algorithm != "auto":
+            raise SpecError(
+                f"`communication.algorithm` is {said.algorithm}, and `optimizer.in_backward` sums each gradient by "
+                "gloo's own ring",
+                hint="leave out `communication.algorithm`, or set `optimizer.in_backward` to false.",
             )
 
     @property

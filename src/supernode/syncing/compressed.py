@@ -14,7 +14,7 @@ from torch import Tensor
 from supernode.compressing.compressor import Compressor
 from supernode.compressing.lay import Named
 from supernode.syncing.hierarchy import Hierarchy, Pending
-from supernode.syncing.hosts import find_hosts, subgroup
+from supernode.syncing.hosts import find_hosts, leave, subgroup
 
 
 class OneByOne:
@@ -58,29 +58,28 @@ class Compressed:
     Args:
         slow_only: hosts sum among themselves first, whole, and only what goes between them is compressed. On one host
             nothing is.
-        name: the same on all ranks, and never used before in this job.
 
     Attributes:
-        travels: whether anything is compressed at all.
+        travels: whether anything is compressed at all; nothing is where a rank is alone.
         kept: whether the state given was taken up; None where none was given, or nothing is announced yet.
     """
 
     name = "compressed"
 
-    def __init__(self, compressor: Compressor[Any], group: dist.ProcessGroup, *, slow_only: bool, name: str) -> None:
+    def __init__(self, compressor: Compressor[Any], group: dist.ProcessGroup, *, slow_only: bool) -> None:
         self.compressor = compressor
         self.kept: bool | None = None
         self._parent, self._group = group, group
         self._hierarchy: Hierarchy | None = None
         self._waiting: dict[str, Tensor] | None = None
         hosts = find_hosts(group)
-        self.travels = len(hosts.groups) > 1 or not slow_only
+        self.travels = len(hosts.groups) > 1 or (not slow_only and group.size() > 1)
         if self.travels and slow_only and max(hosts.sizes) > 1:
-            self._hierarchy = Hierarchy(group, hosts, name, between=compressor.exchange)
+            self._hierarchy = Hierarchy(group, hosts, hosts.token, between=compressor.exchange)
             self._way: Hierarchy | OneByOne = self._hierarchy
         else:
             # Of its own, so that what this thread sends is not mistaken for what others do.
-            self._group = subgroup(group, range(group.size()), name)
+            self._group = subgroup(group, range(group.size()), hosts.token)
             self._way = OneByOne(self._exchange if self.travels else self._whole)
 
     def _exchange(self, flat: Tensor, key: str) -> None:
@@ -128,5 +127,7 @@ class Compressed:
         self._waiting = dict(state)
 
     def close(self) -> None:
-        """Let go of threads, sockets and memory."""
+        """Let go of threads, sockets, memory and groups; no sum may be under way."""
         self._way.close()
+        if self._hierarchy is None:
+            leave(self._group)

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from supernode.syncing.cut import CHUNKS, Cut, add_up
-from supernode.syncing.hosts import Hosts, limit_of, subgroup
+from supernode.syncing.hosts import PEER_GONE, Hosts, leave, limit_of, subgroup
 from supernode.syncing.shared import share
 
 Between = Callable[[Tensor, dist.ProcessGroup, str], None]
@@ -48,11 +48,17 @@ class Pending:
         """Return when it is done.
 
         Raises:
-            ConnectionError: a peer is gone, or did not answer within the group's limit.
+            ConnectionError: a peer is gone, or did not answer within the group's limit, or all was closed before.
+            BaseException: what else went wrong on the thread that sums, as it was.
         """
         self._done.wait()
-        if self._error is not None:
-            raise ConnectionError(str(self._error)) from self._error
+        error = self._error
+        if isinstance(error, (OSError, dist.DistError)) or (
+            isinstance(error, RuntimeError) and PEER_GONE.search(str(error))
+        ):
+            raise ConnectionError(str(error)) from error
+        if error is not None:
+            raise error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,12 +178,21 @@ class Hierarchy:
         ]
 
     def close(self) -> None:
-        """End the threads; sums under way are dropped."""
+        """End the threads and let go of the groups; whoever waits for a sum under way gets a ConnectionError."""
         self._closing = True
         self._hooks.put(None)
         self._shared.wake()
         for thread in self._threads:
             thread.join(timeout=min(5.0, self._limit))
+        with self._lock:
+            self._error = self._error or ConnectionError("the meeting was closed before the sum was done")
+            left = list(self._pending)
+        for work in left:
+            work.end(self._error)
+        if not left:  # Else gloo may still wait in them, and they stay until the process ends.
+            for group in (group for groups in self._groups.values() for group in groups):
+                leave(group)
+        self._groups.clear()
         self._shared.close()
 
     def _live(self) -> None:

@@ -23,11 +23,8 @@ from supernode.errors import ModelError, SpecError
 from supernode.schema.spread import Communication
 from supernode.syncing.compressed import Compressed, OneByOne
 from supernode.syncing.hierarchy import Pending
-from supernode.syncing.hosts import subgroup
+from supernode.syncing.hosts import find_hosts, leave, subgroup
 from supernode.syncing.shards import own_parameters
-
-_numbers = itertools.count()
-"""Groups want names of their own; ranks make their states in one order."""
 
 
 class HookState:
@@ -58,10 +55,12 @@ class HookState:
         self.steps = 0
         self._taken = 0
         self._known: dict[str, tuple[int, ...]] = {}
-        name = f"supernode-hook-{next(_numbers)}"
         made = _made(compress, rank=rank, density=density, warmup=warmup, seed=seed)
-        self._compressed = Compressed(made, found, slow_only=where == "slow", name=name) if made else None
-        self._plain = None if made else OneByOne(_all_reduce(subgroup(found, range(found.size()), name)))
+        self._compressed = Compressed(made, found, slow_only=where == "slow") if made else None
+        self._plain: OneByOne | None = None
+        if self._compressed is None:
+            self._own = subgroup(found, range(found.size()), find_hosts(found).token)
+            self._plain = OneByOne(_all_reduce(self._own))
         # One thread waits, so futures are fulfilled in the order in which PyTorch asked.
         self._waiter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="supernode-hook")
 
@@ -111,11 +110,13 @@ class HookState:
             self._known.clear()
 
     def close(self) -> None:
-        """End the threads; no step may be under way."""
+        """End the threads and let go of the groups; no step may be under way, and all ranks call this."""
         self._waiter.shutdown()
-        for way in (self._compressed, self._plain):
-            if way is not None:
-                way.close()
+        if self._compressed is not None:
+            self._compressed.close()
+        if self._plain is not None:
+            self._plain.close()
+            leave(self._own)
 
 
 def hook(state: HookState, bucket: GradBucket) -> Future[Tensor]:

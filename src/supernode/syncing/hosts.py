@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import socket
 from collections.abc import Sequence
@@ -17,6 +18,12 @@ from torch.distributed import distributed_c10d as c10d
 
 _CARD_BYTES = 512
 """Room for what a rank tells of itself, as JSON; host names have 64 bytes at most (POSIX HOST_NAME_MAX on Linux)."""
+
+
+PEER_GONE = re.compile(
+    r"\bgloo\b|connection (closed|reset|refused) by|connection was closed|broken pipe|wait timeout", re.IGNORECASE
+)
+"""What the text of an error says where a peer is gone: gloo's own errors are plain RuntimeErrors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,3 +136,12 @@ def subgroup(group: dist.ProcessGroup, ranks: Sequence[int], name: str) -> dist.
     )
     c10d._world.pg_group_ranks[made] = {rank: number for number, rank in enumerate(members)}
     return made
+
+
+def leave(group: dist.ProcessGroup) -> None:
+    """Let go of a group that `subgroup` made, and of its connections; all members do, and nothing is under way in it.
+
+    After the end of the whole job's group it is gone already.
+    """
+    if group in c10d._world.pg_map:
+        dist.destroy_process_group(group)

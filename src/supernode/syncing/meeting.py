@@ -13,7 +13,7 @@ from torch import Tensor
 from supernode.collectives.message import Schedule
 from supernode.syncing.execute import Executor
 from supernode.syncing.hierarchy import Hierarchy, Pending
-from supernode.syncing.hosts import Hosts, subgroup
+from supernode.syncing.hosts import Hosts, leave, subgroup
 
 
 class Work(Protocol):
@@ -53,10 +53,14 @@ class Done:
 
 
 class Own:
-    """The group's own all-reduce: on gloo, one ring in the order of its ranks."""
+    """The group's own all-reduce: on gloo, one ring in the order of its ranks.
 
-    def __init__(self, group: dist.ProcessGroup, *, name: str = "given") -> None:
-        self.name, self._group = name, group
+    Args:
+        is_made: the group was made for this alone, by `subgroup`, and goes with it.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, *, name: str = "given", is_made: bool = False) -> None:
+        self.name, self._group, self._is_made = name, group, is_made
 
     def start(self, flat: Tensor, key: str = "") -> Work:
         """Begin a sum."""
@@ -68,14 +72,16 @@ class Own:
         return torch.zeros(elements, dtype=dtype)
 
     def close(self) -> None:
-        """Leave the group to those who made it."""
+        """Let go of the group if it was made for this."""
+        if self._is_made:
+            leave(self._group)
 
 
 def ordered(group: dist.ProcessGroup, hosts: Hosts, name: str) -> Own:
     """Return gloo's ring host by host, so that it crosses each link between hosts once, whatever the ranks' order."""
     if hosts.are_in_order:
         return Own(group, name="ordered")
-    return Own(subgroup(group, hosts.order, f"{name}-ordered"), name="ordered")
+    return Own(subgroup(group, hosts.order, f"{name}-ordered"), name="ordered", is_made=True)
 
 
 class Coarse:
@@ -127,6 +133,7 @@ class Executed:
         self._tasks.put(None)
         self._thread.join()
         self._executor.close()
+        leave(self._executor.group)
 
     def _live(self) -> None:
         while (task := self._tasks.get()) is not None:

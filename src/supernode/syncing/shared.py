@@ -6,6 +6,8 @@ nothing behind. A rank that dies closes its sockets, which the others hear at on
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import mmap
 import os
 import selectors
@@ -19,7 +21,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from supernode.errors import CapacityError
 from supernode.syncing.hosts import Hosts, limit_of
+from supernode.units import show_bytes
 
 _HELLO = struct.Struct("!II")
 _SO_PEERCRED = struct.Struct("3i")  # pid, uid, gid: struct ucred of unix(7)
@@ -60,7 +64,8 @@ class Shared:
     def lend(self, elements: int, dtype: torch.dtype) -> Tensor:
         """Return zeros in this rank's room, which the others see too, if all have called this alike.
 
-        Where the room is used up, which is as large as the computer's memory, the tensor is one that nobody else sees.
+        Where the room is used up, which is this rank's share of the computer's memory, the tensor is one that nobody
+        else sees.
         """
         nbytes = -(-elements * dtype.itemsize // mmap.PAGESIZE) * mmap.PAGESIZE
         if elements == 0 or self._lent + nbytes > self._room:
@@ -145,37 +150,40 @@ def share(group: dist.ProcessGroup, hosts: Hosts, name: str, *, slots: int, slot
     """Join the ranks of this host; all ranks of the group call this at the same time.
 
     Args:
-        name: the same on all ranks, and never used before.
+        name: the same on all ranks, and never used before with these hosts' token.
         slots: how many rows of its own each rank has.
         slot: bytes of a row; pages that are never written take no memory.
 
     Raises:
         ConnectionError: a rank of this host did not come in time.
+        CapacityError: a process may not map so much memory.
     """
     index, size = hosts.mine.index(hosts.me), len(hosts.mine)
     limit = limit_of(group)
     listener = socket.socket(socket.AF_UNIX)
     with listener:
-        listener.bind(_address(name, hosts, index))
-        listener.listen(size)
-        listener.settimeout(limit.total_seconds())
-        dist.all_reduce(torch.zeros(1), group=group)  # Now all listen.
         try:
+            listener.bind(_address(name, hosts, index))
+            listener.listen(size)
+            listener.settimeout(limit.total_seconds())
+            dist.all_reduce(torch.zeros(1), group=group)  # Now all listen.
             peers = _connect(listener, [_address(name, hosts, other) for other in range(index)], index, size, limit)
-            memory = _memory(peers, index, slots * size * slot + size * _room())
+            memory = _memory(peers, index, slots * size * slot + size * _room(size))
         except (TimeoutError, OSError) as error:
             raise ConnectionError(f"connection refused by a rank of this host: {error}") from error
     return Shared(index=index, size=size, peers=peers, memory=memory, slots=slots, slot=slot)
 
 
-def _room() -> int:
-    """Return the bytes of a rank's room: more than it can ever fill."""
-    return os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
+def _room(size: int) -> int:
+    """Return the bytes of a rank's room. All ranks of a host fill theirs alike, so a part of its memory is enough."""
+    return os.sysconf("SC_PHYS_PAGES") // size * mmap.PAGESIZE
 
 
 def _address(name: str, hosts: Hosts, index: int) -> str:
-    # An abstract address (unix(7)): no file, and gone with its socket.
-    return f"\0supernode-{name}-{hosts.host}-{index}"
+    # An abstract address (unix(7)): no file, and gone with its socket; of 107 bytes at most. Only who has the token
+    # can tell it beforehand, so nobody else sits there already.
+    told = hashlib.blake2b(f"{hosts.token} {name} {hosts.host} {index}".encode(), digest_size=16)
+    return f"\0supernode-{told.hexdigest()}"
 
 
 def _connect(
@@ -216,5 +224,14 @@ def _memory(peers: dict[int, socket.socket], index: int, nbytes: int) -> mmap.mm
         descriptor = received[0]
     try:
         return mmap.mmap(descriptor, nbytes)
+    except OSError as error:
+        if error.errno != errno.ENOMEM:
+            raise
+        raise CapacityError(
+            f"the ranks of this host cannot map {show_bytes(nbytes)} to exchange through, of which only what they use "
+            "takes memory",
+            hint="raise the limit on address space (`ulimit -v`), or set `communication.algorithm` to flat, or with "
+            "`communication.compress` set `communication.where` to all.",
+        ) from error
     finally:
         os.close(descriptor)

@@ -12,7 +12,6 @@ from torch.distributed.tensor import DTensor
 
 from supernode.checkpoint import state
 from supernode.compressing.choose import compressor
-from supernode.errors import SpecError
 from supernode.parallel.assemble import Parts
 from supernode.parallel.mesh import Place
 from supernode.parallel.tensor import local
@@ -31,9 +30,6 @@ class Sending:
 
     Parameters that other tensor ranks hold, too, travel whole, as vectors do: what a compressor makes of a number
     depends on its neighbours, and those ranks' copies must stay alike.
-
-    Raises:
-        SpecError: the job wants what does not go together with compression.
     """
 
     def __init__(self, plan: Plan, place: Place, parts: Parts) -> None:
@@ -42,11 +38,6 @@ class Sending:
         self._said = plan.job.communication
         self._scale = 0.0
         self.meetings = Meetings(plan)
-        if self._said.compress != "none" and plan.job.optimizer.in_backward:
-            raise SpecError(
-                f"`communication.compress` is {self._said.compress} and `optimizer.in_backward` is on",
-                hint="switch one of them off: an update on the way takes each gradient before its bucket is full.",
-            )
         self._named = {parameter: name for name, parameter in parts.parameters()}
         self._whole = {
             parameter for name, parameter in parts.parameters()
@@ -59,9 +50,7 @@ class Sending:
         if made is None:
             chosen = self.meetings.way(group, name)
             return (None, lambda _: None) if chosen is None else (chosen.start, partial(settle_in, chosen))
-        # Rows of the mesh have names of their own.
-        unique = f"{name}-{'-'.join(map(str, dist.get_process_group_ranks(group)))}"
-        way = Compressed(made, group, slow_only=self._said.where == "slow", name=unique)
+        way = Compressed(made, group, slow_only=self._said.where == "slow")
         self.ways[name] = way
         return way.start, lambda buckets: way.prepare([self._describe(bucket) for bucket in buckets])
 
@@ -73,12 +62,16 @@ class Sending:
 
     def begin(self, step: int, scaling: LossScale | None) -> None:
         """Await the sums of a step, whose loss is scaled so."""
-        scale = scaling.scale if scaling is not None else 1.0
+        self._scale = scaling.scale if scaling is not None else 1.0
         for way in self.ways.values():
             way.begin(step)
-            if self._scale and scale != self._scale:
-                way.compressor.scale(scale / self._scale)
-        self._scale = scale
+
+    def rescale(self, scaling: LossScale) -> None:
+        """Take the feedback of a step that is over to the scale of the next one, with which it is saved."""
+        if scaling.scale != self._scale:
+            for way in self.ways.values():
+                way.compressor.scale(scaling.scale / self._scale)
+            self._scale = scaling.scale
 
     def state(self) -> dict[str, Tensor]:
         """Return what a checkpoint must hold of this, by name."""
@@ -94,13 +87,15 @@ class Sending:
             prefix = f"{PREFIX}.{self.place.rank}.{name}."
             way.load({key.removeprefix(prefix): tensor for key, tensor in state.find(folder, prefix).items()})
 
-    def note(self) -> str:
-        """Return what the reader should know after the first step of a launch; empty for nothing."""
-        if any(way.kept is False for way in self.ways.values()):
-            return "the checkpoint's is of other buckets, ranks or settings; it starts from zero"
-        if self.ways and not any(way.travels for way in self.ways.values()):
-            return "all ranks share a host, so nothing is compressed; `communication.where: all` would"
-        return ""
+    @property
+    def dropped(self) -> bool:
+        """Whether a checkpoint's feedback did not fit; known after the first step of a launch."""
+        return any(way.kept is False for way in self.ways.values())
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the job wants compression, and nothing of this rank's is."""
+        return bool(self.ways) and not any(way.travels for way in self.ways.values())
 
 
 def _is_split(parameter: nn.Parameter) -> bool:

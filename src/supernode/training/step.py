@@ -221,15 +221,19 @@ class Stepper:
         is_finite = math.isfinite(mean) and math.isfinite(norm)
         # Every rank judges the same sums, so all skip a step or none does.
         skipped = self.scaling is not None and not self.scaling.judge(is_finite=is_finite)
+        if self.scaling is not None:
+            self.sending.rescale(self.scaling)
         if self.scaling is not None and self.scaling.is_lost:
             raise RunError(
                 f"step {step + 1}: float16 overflowed {self.scaling.row} times in a row, last at a loss of {mean:g}",
-                hint="lower `optimizer.learning_rate`, set `precision` to bfloat16, or raise `optimizer.most_skips`.",
+                hint="start a new run with a lower `optimizer.learning_rate` or with `precision` bfloat16, or go on "
+                "from the last checkpoint: `supernode resume RUN --set optimizer.most_skips=N`.",
             )
         if not is_finite and not skipped:
             raise RunError(
                 f"step {step + 1}: the loss is {mean:g} and the gradient's norm {norm:g}",
-                hint="lower `optimizer.learning_rate`, or set `optimizer.clip`; the last checkpoint is untouched.",
+                hint="start a new run with a lower `optimizer.learning_rate` or with `optimizer.clip`; the last "
+                "checkpoint is untouched.",
             )
         if not skipped and self.early is None:
             clip = self.plan.job.optimizer.clip
@@ -271,7 +275,7 @@ class Stepper:
     @property
     def unused(self) -> list[str]:
         """Names of trained parameters that some step's backward did not come to on any copy; they only decay."""
-        idle = self._idle | (set(self.replicas.unused) if self.replicas is not None else set())
+        idle = self._idle.union(*(one.unused for one in (self.replicas, self.experts) if one is not None))
         return [name for name, parameter in self.parts.parameters() if parameter in idle]
 
     @torch.no_grad()
@@ -300,6 +304,7 @@ class Stepper:
             module.reshard()  # Without a backward pass the root would keep its gathered weights in the shards' place.
         for module in self.parts.modules:
             module.train()
+        self.passes.take()  # A schedule's stages count these passes, too, which are no step's.
         dist.all_reduce(total)
         inflated = self.scaling.scale if self.scaling is not None else 1.0
         return float(total[0] / inflated / max(1.0, float(total[1])))

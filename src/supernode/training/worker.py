@@ -26,16 +26,15 @@ from supernode.parallel.logical import wholes
 from supernode.parallel.mesh import Place, meet
 from supernode.parallel.usercode import blame
 from supernode.schema.plan import WAYS, Plan
+from supernode.syncing.hosts import PEER_GONE
 from supernode.training.data import Feed, open_feed, trial_of
+from supernode.training.notes import notes_of_all
 from supernode.training.optimizer import optimizer_for
 from supernode.training.saving import describe_data, make_manifest, restore, tensors
 from supernode.training.step import Stepper
 from supernode.training.writing import write_sample
 from supernode.units import show_bytes
 
-_PEER_GONE = re.compile(
-    r"\bgloo\b|connection (closed|reset|refused) by|connection was closed|broken pipe|wait timeout", re.IGNORECASE
-)
 _NO_MEMORY = re.compile(r"can't allocate memory|not enough memory|bad_alloc", re.IGNORECASE)
 
 
@@ -98,12 +97,12 @@ def live(assignment: Assignment, channel: Channel) -> int:
         text = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0].split(' This is typically')[0]}"
         job = assignment.plan.job
         theirs = blame(error, (job.module, job.data.dataset, job.data.held_out_dataset, job.data.loss))
-        if theirs and not _PEER_GONE.search(theirs):
+        if theirs and not PEER_GONE.search(theirs):
             channel.send("failed", error="ModelError", message=f"your code raised {theirs}", hint="correct that line.")
         elif (short := _no_memory(error)) is not None:
             channel.send("failed", error="CapacityError", **_out_of_memory(assignment, str(short)))
         elif isinstance(error, (dist.DistBackendError, dist.DistNetworkError, ConnectionError)) or (
-            isinstance(error, RuntimeError) and _PEER_GONE.search(str(error))
+            isinstance(error, RuntimeError) and PEER_GONE.search(str(error))
         ):
             channel.send("peer_lost", message=text)
         else:
@@ -205,12 +204,10 @@ class _Run:
                     tokens=self._tokens(step - 1), norm=outcome.norm, rate=outcome.rate, parts=outcome.parts,
                     skipped=outcome.skipped,
                 )  # fmt: skip
-                if begun_at == step - 1 and (idle := self.stepper.unused):
-                    self.channel.send("note", name="parameters without a gradient", value=", ".join(idle))
-                if begun_at == step - 1 and (sending := self.stepper.sending.note()):
-                    self.channel.send("note", name="feedback of compressed gradients", value=sending)
             else:
                 self.channel.send("beat", step=step)
+            for name, value in notes_of_all(self.stepper).items() if begun_at == step - 1 else ():
+                self.channel.send("note", name=name, value=value)
             self._look(step, outcome.busy)
             last = step == self.job.steps
             every = self.job.evaluate.every

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from supernode.errors import CapacityError, SpecError
 from supernode.forecast.network import send_time, sum_time
 from supernode.forecast.rates import card_of
 from supernode.hardware.assemble import build_machine
 from supernode.models.decoder import Decoder
+from supernode.parallel.recompute import recompute_user
 from supernode.parallel.tensor import cross_entropy
+from supernode.planning.again import units_of
 from supernode.planning.cost import at_work
 from supernode.planning.planner import explain, make_plan
 from supernode.planning.traced import traced_first, traced_messages, traced_stage_times, traced_sums
@@ -273,3 +277,29 @@ def test_a_sequence_of_single_layers_is_computed_again_in_runs() -> None:
     assert memory is not None
     # Three runs of three, the last kept.
     assert memory.activations == 3 * (4 * 100 + 7) + 2 * 4 * 10 + 3 * (4 * 100 + 7)
+
+
+class Mixed(nn.Module):
+    """A model with a list of layers, a sequence of blocks, and one of single layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Module()
+        self.inner.layers = nn.ModuleList(nn.Sequential(nn.Linear(2, 2), nn.Tanh()) for _ in range(3))
+        self.blocks = nn.Sequential(*(nn.Sequential(nn.Linear(2, 2)) for _ in range(2)), nn.Tanh())
+        self.unlike = nn.ModuleList([nn.Linear(2, 2), nn.Tanh()])
+        self.head = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
+
+
+@pytest.mark.parametrize("make", [Mixed, lambda: nn.Sequential(*(nn.Sequential(nn.Tanh()) for _ in range(3)))])
+def test_what_a_plan_takes_to_be_computed_again_is_what_the_trainer_does(make: Callable[[], nn.Module]) -> None:
+    model = make()
+    parts = tuple(TracedPart(name=name, kind=type(each).__name__) for name, each in model.named_modules())
+    children = tuple(name for name, _ in model.named_children()) if isinstance(model, nn.Sequential) else ()
+
+    recompute_user(model, "full")
+
+    wrapped = {name for name, each in model.named_modules() if "forward" in vars(each)}
+    units = units_of(ModelTrace(parts=parts, children=children), is_graph=False)
+    assert len(wrapped) in (3, 5)
+    assert {unit.last for unit in units} == wrapped

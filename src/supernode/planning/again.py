@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from supernode.schema.job import JobSpec
 from supernode.schema.trace import ModelTrace, TracedPart
 
 LOSS = "loss"
@@ -22,6 +23,13 @@ class Unit:
 
     names: frozenset[str]
     last: str
+
+
+def asked_units(job: JobSpec, trace: ModelTrace) -> tuple[Unit, ...]:
+    """Return what of a module a job has computed again; a tensor axis makes it a graph, and so may stages."""
+    if job.parallelism.recompute == "none":
+        return ()
+    return units_of(trace, is_graph=job.parallelism.tensor > 1 or trace.is_cut_anywhere)
 
 
 def units_of(trace: ModelTrace, *, is_graph: bool) -> tuple[Unit, ...]:

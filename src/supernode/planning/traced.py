@@ -12,7 +12,7 @@ from supernode.forecast.network import gather_time, scatter_time, send_time, sum
 from supernode.forecast.pipeline import bubble_time, left_open, travel_time
 from supernode.forecast.rates import card_of
 from supernode.hardware.machine import Machine
-from supernode.planning.again import Unit, kept_bytes, units_of
+from supernode.planning.again import asked_units, kept_bytes
 from supernode.planning.cost import TRAINER, StageTime, at_work, software_of
 from supernode.planning.cut import cut_stages
 from supernode.planning.memory import moment_bytes, moments, product_precision, strategy_of
@@ -190,18 +190,11 @@ def _block_times(job: JobSpec, trace: ModelTrace, card: CardModel, samples: int)
         return times
 
     ahead, back = map(seconds, zip(*block_passes(trace), strict=True))
-    if units := _units(job, trace):
+    if units := asked_units(job, trace):
         names = frozenset(name for unit in units for name in unit.names)
         again = seconds(redone_passes(trace, names))
         back = [own + more for own, more in zip(back, again, strict=True)]
     return list(zip(ahead, back, strict=True))
-
-
-def _units(job: JobSpec, trace: ModelTrace) -> tuple[Unit, ...]:
-    """Return what of a module is computed again; a tensor axis makes it a graph, and so may stages."""
-    if job.parallelism.recompute == "none":
-        return ()
-    return units_of(trace, is_graph=job.parallelism.tensor > 1 or trace.is_cut_anywhere)
 
 
 def _held(plan: Plan, parts: Sequence[TracedPart]) -> tuple[int, int]:
@@ -258,7 +251,7 @@ def _activations(plan: Plan, trace: ModelTrace, rank: int) -> int:
         layout.schedule, rank=rank, pipeline=layout.pipeline, interleave=layout.interleave,
         micro_batches=plan.micro_batches if layout.pipeline > 1 else 1,
     )  # fmt: skip
-    sizes, largest, units = [], 0.0, _units(plan.job, trace)
+    sizes, largest, units = [], 0.0, asked_units(plan.job, trace)
     for stage in (stage for stage in plan.stages if stage.rank == rank):
         is_sent = stage.index < len(plan.stages) - 1  # the output is kept until its gradient is back
         sent = _output(trace, stage, plan.micro_batch) if is_sent else 0.0

@@ -151,6 +151,16 @@ def test_replicas_of_shards_send_compressed_between_them(together: Together) -> 
         assert 1e-6 < gap < 0.15, kind
 
 
+def test_a_rank_that_shards_alone_rounds_nothing(together: Together) -> None:
+    def train(rank: int) -> float:
+        model = net()
+        fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+        compress_fsdp(model, "onebit")
+        return off(mean(model, rank, 3), truth(1))
+
+    assert together(train, ranks=1)[0] < 1e-6
+
+
 def test_what_cannot_be_is_refused_with_a_remedy() -> None:
     with pytest.raises(ModelError, match="no module"):
         compress_fsdp(net(), "int8")

@@ -145,7 +145,8 @@ class ShardState:
         """Put the sum over the module's group, divided, into `flat`."""
         self.compressor.step = self.steps[key]
         self.steps[key] += 1
-        self.compressor.exchange(flat, self._group[key], key)
+        if self._group[key].size() > 1:  # Alone, a rank would round for nobody.
+            self.compressor.exchange(flat, self._group[key], key)
         if divisor > 1:
             flat.div_(divisor)
 

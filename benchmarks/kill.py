@@ -39,13 +39,74 @@ JOB: dict[str, Any] = {
     "evaluate": {"every": 7, "batches": 2},
     "threads": 1,
 }  # fmt: skip
+OWN = """
+import torch
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(64), nn.Linear(64, 128), nn.Linear(128, 64)
+    def forward(self, x):
+        return x + self.down(torch.relu(self.up(self.norm(x))))
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.blocks = nn.Embedding(256, 64), nn.ModuleList(Block() for _ in range(4))
+        self.head = nn.Linear(64, 256)
+        self.head.weight = self.embed.weight
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+def model(): return Model()
+
+class Windows(torch.utils.data.Dataset):
+    def __init__(self, count, start): self.count, self.start = count, start
+    def __len__(self): return self.count
+    def __getitem__(self, index):
+        drawn = torch.Generator().manual_seed(self.start + index)
+        x = torch.randint(256, (64,), generator=drawn)
+        return x, (x * 7 + 3) % 256
+
+def train(): return Windows(512, 0)
+def held_out(): return Windows(64, 10_000)
+"""
+"""A module of the user's own, which is split and cut by its graph."""
+EXPERTS = JOB["model"] | {"experts": 4, "experts_per_token": 2}
 LAYOUTS: dict[str, dict[str, Any]] = {
-    "t2p2": {"tensor": 2, "pipeline": 2, "data": 1},
-    "d2": {"data": 2},
-    "d2 fsdp": {"data": 2, "sharding": "fsdp"},
-    "p2": {"pipeline": 2, "data": 1},
-    "t2d2 fsdp": {"tensor": 2, "data": 2, "sharding": "fsdp"},
-}
+    "t2p2": {"parallelism": {"tensor": 2, "pipeline": 2, "data": 1}},
+    "d2": {"parallelism": {"data": 2}},
+    "t2p2 zero bubble, sequence, recomputed": {
+        "parallelism": {
+            "tensor": 2, "pipeline": 2, "data": 1, "schedule": "zero_bubble", "sequence": True,
+            "recompute": "selective",
+        },
+    },
+    "d2 fsdp": {"parallelism": {"data": 2, "sharding": "fsdp"}},
+    "c2d2 recomputed, one bit": {
+        "parallelism": {"context": 2, "data": 2, "recompute": "full"},
+        "communication": {"compress": "onebit", "where": "all", "bucket": 65_536},
+    },
+    "d2 experts, low rank": {
+        "model": EXPERTS, "parallelism": {"data": 2, "expert": 2},
+        "communication": {"compress": "powersgd", "where": "all", "warmup": 3},
+    },
+    "own t2p2": {
+        "model": "own.py:model", "parallelism": {"tensor": 2, "pipeline": 2, "data": 1},
+        "data": {"dataset": "own.py:train", "held_out_dataset": "own.py:held_out"},
+    },
+    "d2 few bits": {
+        "precision": "bfloat16", "parallelism": {"data": 2},
+        "optimizer": {"state": "float8", "rounding": "stochastic", "in_backward": True},
+    },
+    "t2d2 fsdp": {"parallelism": {"tensor": 2, "data": 2, "sharding": "fsdp"}},
+    "p2": {"parallelism": {"pipeline": 2, "data": 1}},
+}  # fmt: skip
+"""What each run has otherwise than `JOB`: between them, all that can be switched on."""
 SUPERNODE = str(Path(sys.executable).with_name("supernode"))
 MARK = "SUPERNODE_BENCH_MARK"
 """Environment variable that every process of a run inherits, however its parents ended."""
@@ -87,7 +148,8 @@ class Attempt:
         self.folder, self.run, self.mark = folder, folder / "run", uuid.uuid4().hex
         self.temporary = folder / "tmp"
         self.temporary.mkdir(parents=True)
-        (folder / "job.yaml").write_text(json.dumps(JOB | {"parallelism": LAYOUTS[layout]}))
+        (folder / "own.py").write_text(OWN)
+        (folder / "job.yaml").write_text(json.dumps(JOB | LAYOUTS[layout]))
         self.begin()
 
     def _start(self, *words: str) -> subprocess.Popen[bytes]:
@@ -330,7 +392,9 @@ def main() -> None:
         for number in range(flags.runs):
             layout = list(LAYOUTS)[number % len(LAYOUTS)]
             if layout not in references:
-                references[layout] = undisturbed(folder / f"undisturbed-{layout.replace(' ', '-')}", layout)
+                references[layout] = undisturbed(
+                    folder / f"undisturbed-{layout.replace(' ', '-').replace(',', '')}", layout
+                )
             victim = "controller" if number % 4 == 3 else "server" if number % 8 == 6 else "rank"
             weights = {
                 "saving": 5,
@@ -350,7 +414,7 @@ def main() -> None:
                 raise SystemExit(f"run {number} was over before its kill, {TRIES} times")
             rows.append(row | {"seconds": round(time.monotonic() - begun, 1)})
             verdict = "identical" if row["identical"] else f"DIFFERS {row.get('why', '')}"
-            harness.say(f"{number:3} {layout:10} {'; '.join(row['kills']):45} {verdict} {row['leftovers'] or ''}")
+            harness.say(f"{number:3} {layout:40} {'; '.join(row['kills']):45} {verdict} {row['leftovers'] or ''}")
     result = {
         "runs": len(rows),
         "identical": sum(row["identical"] for row in rows),

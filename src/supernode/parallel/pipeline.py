@@ -122,7 +122,11 @@ def build_schedule(
     group = place.group("pipeline")
     stages = [
         _Stage(
-            module, stage.index, len(plan.stages), torch.device("cpu"), group=group,
+            module,
+            stage.index,
+            len(plan.stages),
+            torch.device("cpu"),
+            group=group,
             **_flow(plan, place, parts, stage),
         )
         for stage, module in parts.stages

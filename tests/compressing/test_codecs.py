@@ -25,8 +25,8 @@ def there_and_back(codec: Codec, numbers: Tensor) -> Tensor:
     [
         (Int8(), 4 + 1024),  # a float32 scale, and one byte a number
         (Float8(), 4 + 1024),
-        (Levels(5), 4 + 768),  # 27 numbers in 64 bits: 5**27 < 2**63
-        (Levels(7), 4 + 768),  # 22: 7**22 < 2**63
+        (Levels(5), 4 + 32 * 8),  # 27 numbers in 64 bits: 5**27 < 2**63
+        (Levels(7), 4 + 44 * 6),  # 17 numbers in 48 bits: 7**17 < 2**48
         (OneBit(), 4 + 8),  # eight numbers a byte
         (TopK(0.05), 4 + 28),  # 13 of 256 numbers with a byte each for value and place, filled up to whole float32
         (TopK(1e-6), 4 + 4),  # at least one number
@@ -98,3 +98,18 @@ def test_what_is_not_finite_is_not_finite_on_the_other_side(codec: Codec, bad: f
 
     assert not bool(finite[1].all())
     assert bool(finite[0].all())
+
+
+@pytest.mark.parametrize("levels", [5, 7])
+def test_every_level_comes_back_from_every_place_of_a_word(levels: int) -> None:
+    codec, half = Levels(levels), levels // 2
+    wanted = torch.arange(3 * codec.block).view(3, -1).mul(7).remainder(levels).sub(half).float()
+    step = wanted.abs().mean(dim=1, keepdim=True) * Levels._STEPS[levels]
+    filled = torch.full((3,), float(codec.block))
+
+    for numbers in (wanted, wanted[:1]):
+        back = codec.decode(codec.encode(numbers, filled[: len(numbers)]))
+        assert torch.allclose(back, (numbers / step[: len(numbers)]).round().clamp(-half, half) * step[: len(numbers)])
+    assert set((codec.decode(codec.encode(wanted * 1e3, filled)) / step / 1e3).round().unique().tolist()) <= set(
+        range(-half, half + 1)
+    )

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import pytest
 
+from supernode.advice.local import this_computer
 from supernode.advice.question import Question, question_about, question_of
 from supernode.errors import SpecError
 from supernode.schema.job import JobSpec
 from supernode.schema.model import PRESETS
+from supernode.schema.spread import Parallelism
 from supernode.workload.presets import public_model, public_models
 from supernode.workload.shape import decoder_shape
 
@@ -41,3 +43,11 @@ def test_a_model_of_one_s_own_has_no_layers_to_ask_about() -> None:
     with pytest.raises(SpecError, match="your own"):
         question_of(JobSpec(model="net.py:build"))
     assert isinstance(question_about("bert-large", batch=1, sequence=2), Question)
+
+
+def test_this_computer_has_the_cards_of_every_axis_that_a_job_names() -> None:
+    fixed = JobSpec(parallelism=Parallelism(tensor=2, context=2, data=2))
+    spread = JobSpec(parallelism=Parallelism(context=2, expert=4))
+
+    assert this_computer(fixed).card_count == 8
+    assert this_computer(spread).card_count % 8 == 0

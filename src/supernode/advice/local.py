@@ -18,6 +18,6 @@ def this_computer(job: JobSpec | None = None, *, cards: int | None = None) -> Ma
     """
     if cards is None and job is not None:
         want = job.parallelism
-        least, cores = want.tensor * want.pipeline, usable_cores()
-        cards = least * want.data if want.data else max(least, cores - cores % least)
+        least, cores = want.least, usable_cores()
+        cards = least if want.data else max(least, cores - cores % least)
     return discover(cards=cards)

@@ -88,7 +88,7 @@ def node(cards: int | None, card: str, interconnect: str, cooling: str, machine:
         return local(cards, job)
     if cards is None:
         want = job.parallelism if job is not None else None
-        cards = 512 if want is None or not want.data else want.tensor * want.pipeline * want.data
+        cards = 512 if want is None or not want.data else want.least
     return SuperNode(
         card_count=cards, interconnect=interconnect or "3D_Ring", cooling=cooling or "liquid", card=card
     )  # fmt: skip

@@ -21,7 +21,7 @@ def resolve_layout(job: JobSpec, cards: int) -> Layout:
         SpecError: the layout needs more cards than there are, or the model or the batch cannot be cut so.
     """
     want = job.parallelism
-    one_copy = want.tensor * want.pipeline * want.context
+    one_copy = want.one_copy
     _check_cards(job, one_copy=one_copy, cards=cards)
     _check_model(job)
     _check_accumulation(job)

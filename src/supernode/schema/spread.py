@@ -82,6 +82,16 @@ class Parallelism:
                 hint="set `parallelism.expert` to a divisor of `parallelism.data`.",
             )
 
+    @property
+    def one_copy(self) -> int:
+        """Cards that hold the model once and read the same samples."""
+        return self.tensor * self.pipeline * self.context
+
+    @property
+    def least(self) -> int:
+        """Cards that the degrees need; where the data axis is open, those of its fewest copies."""
+        return self.one_copy * (self.data or self.expert)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Balance:

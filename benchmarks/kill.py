@@ -225,7 +225,9 @@ class Attempt:
         """Return the files that a finished run has no business leaving, and `lock` where its folder is still held."""
         expected = {"job.json", JOURNAL, "report.html", "report.json", "data", "checkpoints", "logs"}
         found = [entry.name for entry in self.run.iterdir() if entry.name not in expected]
-        found += [f"data/{entry.name}" for entry in (self.run / "data").iterdir() if entry.name.startswith(".")]
+        tokens = self.run / "data"  # Not there where the data set is the user's own.
+        listed = tokens.iterdir() if tokens.exists() else ()
+        found += [f"data/{entry.name}" for entry in listed if entry.name.startswith(".")]
         kept = [entry.name for entry in (self.run / "checkpoints").iterdir()]
         found += [f"checkpoints/{name}" for name in kept if step_of(name) < 0]
         found += [f"checkpoints/{name} beyond `keep`" for name in sorted(kept)[: -JOB["checkpoint"]["keep"]]]

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from supernode.cli.main import main
 from supernode.hardware.calibration import VERSION, Calibration, Compute, this_host, write_calibration
 from supernode.hardware.discover import usable_cores
 
@@ -28,21 +27,11 @@ SUMS = "{kind: all_reduce, ranks: 2, cards: 2, nbytes: [4.0, 1000000.0], seconds
 
 
 @pytest.fixture
-def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+def command(terminal: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
     """Return the command line in an empty folder with a job, whose calibration would be `calibration.yaml`."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SUPERNODE_CALIBRATION", str(tmp_path / "calibration.yaml"))
     (tmp_path / "job.yaml").write_text("model: {layers: 2, width: 32, heads: 4}\ndata: {sequence: 16}\nbatch: 8\n")
-
-    def run(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["supernode", *words])
-        with pytest.raises(SystemExit) as left:
-            main()
-        out, err = capsys.readouterr()
-        assert isinstance(left.value.code, int)
-        return left.value.code, out, err
-
-    return run
+    return terminal
 
 
 @pytest.mark.parametrize(

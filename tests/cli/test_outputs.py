@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import stat
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from supernode.cli.main import main
 from supernode.files import alone
 
 Command = Callable[..., tuple[int, str, str]]
@@ -18,18 +16,8 @@ CLAIMS, CALIBRATE = ("claims", "S3.1", "--out"), ("calibrate", "--cards", "2", "
 
 
 @pytest.fixture
-def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    monkeypatch.chdir(tmp_path)
-
-    def run(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["supernode", *words])
-        with pytest.raises(SystemExit) as left:
-            main()
-        out, err = capsys.readouterr()
-        assert isinstance(left.value.code, int)
-        return left.value.code, out, err
-
-    return run
+def command(terminal: Command) -> Command:
+    return terminal
 
 
 @pytest.mark.parametrize("words", [CLAIMS, CALIBRATE])

@@ -92,9 +92,13 @@ def question_about(name: str, *, batch: int, sequence: int, precision: str = "bf
     elif name in PRESETS and PRESETS[name].vocabulary:
         model = decoder_shape(PRESETS[name])
     else:
-        known = {*public_models(), *(preset for preset, shape in PRESETS.items() if shape.vocabulary)}
-        raise SpecError(f"unknown model `{name}`", hint=did_you_mean(name, known))
+        raise SpecError(f"unknown model `{name}`", hint=did_you_mean(name, known_models()))
     return Question(name=name, model=model, batch=batch, sequence=sequence, precision=precision, notes=notes)
+
+
+def known_models() -> set[str]:
+    """Return the names of models that say all of their shape: public ones, and presets that have a vocabulary."""
+    return {*public_models(), *(preset for preset, shape in PRESETS.items() if shape.vocabulary)}
 
 
 def refuse_model_name(name: str) -> None:

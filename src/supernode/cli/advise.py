@@ -17,13 +17,19 @@ Model = Annotated[
         "--model", help="A model by name, such as llama3-70b; without FILE, --batch and --sequence go with it."
     ),
 ]
-Batch = Annotated[Optional[int], typer.Option("--batch", help="Samples of a step.", show_default=False)]  # noqa: UP045
-Sequence = Annotated[Optional[int], typer.Option("--sequence", help="Tokens of a sample.", show_default=False)]  # noqa: UP045
-Precision = Annotated[str, typer.Option("--precision", help="bfloat16, float8, … ; the job's, or bfloat16.")]
+Batch = Annotated[
+    Optional[int],  # noqa: UP045
+    typer.Option("--batch", help="Samples of a step; by default the job's.", show_default=False),
+]
+Sequence = Annotated[
+    Optional[int],  # noqa: UP045
+    typer.Option("--sequence", help="Tokens of a sample; by default the job's.", show_default=False),
+]
+Precision = Annotated[str, typer.Option("--precision", help="bfloat16, float8, …; by default the job's, or bfloat16.")]
 Objective = Annotated[str, typer.Option("--objective", help="What is to be least: time, memory, energy or cost.")]
 Top = Annotated[
     Optional[int],  # noqa: UP045
-    typer.Option("--top", help="How many plans; by default 5.", show_default=False),
+    typer.Option("--top", help="How many plans a search shows; by default 5.", show_default=False),
 ]
 Runnable = Annotated[
     bool, typer.Option("--runnable", help="Search only what our own trainer can run; on CPU cores it does so anyway.")
@@ -40,7 +46,12 @@ Mtbf = Annotated[
     str,
     typer.Option("--mtbf", help="Mean time between failures of one card, such as 5000h; by default as Llama 3 met."),
 ]
-Save = Annotated[str, typer.Option("--save", help="Time that a checkpoint stops training, such as 30s.")]
+Save = Annotated[
+    str,
+    typer.Option(
+        "--save", help="Time that a checkpoint stops training, such as 30s; by default as long as writing takes."
+    ),
+]
 Restart = Annotated[str, typer.Option("--restart", help="Time from a failure until work goes on, such as 10min.")]
 Price = Annotated[
     Optional[float],  # noqa: UP045
@@ -80,7 +91,7 @@ def plan(
     runnable: Runnable = False,
     write: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option("--write", help="Write the best plan that our trainer runs as a job file.", show_default=False),
+        typer.Option("--write", help="Job file to write: the best plan that our trainer runs.", show_default=False),
     ] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Show where the step's time goes, part by part.")] = False,
     price: Price = None, out: Drawn = None, overrides: Set = None, as_json: Json = False,

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 Names = Annotated[
     Optional[list[str]],  # noqa: UP045 - typer reads the annotation at run time
-    typer.Argument(metavar="[ID]…", help="Claims, such as S3.1, or systems, such as S3.", show_default=False),
+    typer.Argument(metavar="ID", help="Claims, such as S3.1, or systems, such as S3.", show_default=False),
 ]
 Page = Annotated[
     Optional[Path],  # noqa: UP045

@@ -14,7 +14,23 @@ Run = Annotated[
     Path, typer.Argument(metavar="RUN", help="Folder of a run, or its name below runs/.", show_default=False)
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Cards = Annotated[Optional[int], typer.Option("--cards", help="Cards to use.", show_default=False)]  # noqa: UP045
+Cards = Annotated[
+    Optional[int],  # noqa: UP045
+    typer.Option(
+        "--cards",
+        help="How many cards; by default what the job's degrees take, else the cores of this computer, or 512 of a "
+        "card of the catalogue.",
+        show_default=False,
+    ),
+]
+Here = Annotated[
+    Optional[int],  # noqa: UP045
+    typer.Option(
+        "--cards",
+        help="How many processes stand in for cards; by default what the job's degrees take, or as many as cores.",
+        show_default=False,
+    ),
+]
 Set = Annotated[
     Optional[list[str]],  # noqa: UP045 - typer reads the annotation at run time
     typer.Option(
@@ -30,15 +46,24 @@ Out = Annotated[
 ]
 Folder = Annotated[
     Optional[Path],  # noqa: UP045
-    typer.Option("--folder", help="Where the run lives; by default runs/NAME.", show_default=False),
+    typer.Option(
+        "--folder",
+        help="Where the run lives; by default runs/NAME, or runs/NAME-2 and so on if taken.",
+        show_default=False,
+    ),
 ]
 Older = Annotated[str, typer.Option("--checkpoint", help="Older checkpoint to go on from, such as step-00000050.")]
 Card = Annotated[
     str,
-    typer.Option("--card", help="Card of the catalogue; by default `local`, this computer.", show_default=False),
+    typer.Option(
+        "--card", help="Card of the catalogue, such as H100; by default `local`, this computer.", show_default=False
+    ),
 ]
 Interconnect = Annotated[
-    str, typer.Option("--interconnect", help="How cards are joined; by default 3D_Ring.", show_default=False)
+    str,
+    typer.Option(
+        "--interconnect", help="How cards are joined, such as Fat_Tree; by default 3D_Ring.", show_default=False
+    ),
 ]
 Named = Annotated[
     str,

@@ -19,6 +19,7 @@ from supernode.cli.flags import (
     Cards,
     Cooling,
     Folder,
+    Here,
     Interconnect,
     JobFile,
     Json,
@@ -40,8 +41,25 @@ STOPPED = 130
 
 app = typer.Typer(
     name="supernode", add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,
-    help="Many accelerator cards as one machine: plan, simulate, run, resume, report.",
 )  # fmt: skip
+
+
+def _tell_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        print(f"supernode {version('supernode-sdk')}")
+        raise typer.Exit
+
+
+@app.callback(
+    epilog="A job file to copy: examples/demo.yaml; all its keys: docs/job-file.md. Every command has --help."
+)
+def supernode(
+    version: Annotated[bool, typer.Option("--version", help="Show the version and leave.", callback=_tell_version,
+                                          is_eager=True)] = False,
+) -> None:  # fmt: skip
+    """Many accelerator cards as one machine: plan, simulate, run, resume, report."""
 
 
 app.command()(plan)
@@ -53,7 +71,7 @@ app.command()(forecast)
 def simulate(
     file: JobFile, cards: Cards = None, card: Card = "", interconnect: Interconnect = "",
     cooling: Cooling = "", machine: Named = "", mtbf: Mtbf = "",
-    seed: Annotated[int, typer.Option("--seed", help="Of the failures.")] = 0, out: Out = None,
+    seed: Annotated[int, typer.Option("--seed", help="Other seeds draw other failures.")] = 0, out: Out = None,
     overrides: Set = None, as_json: Json = False,
 ) -> None:  # fmt: skip
     """Play a job in virtual time: one step event by event, then the whole run with failures."""
@@ -69,7 +87,7 @@ def simulate(
 
 @app.command()
 def run(
-    file: JobFile, cards: Cards = None, folder: Folder = None, overrides: Set = None, as_json: Json = False,
+    file: JobFile, cards: Here = None, folder: Folder = None, overrides: Set = None, as_json: Json = False,
 ) -> None:  # fmt: skip
     """Train on this computer until the job is done. Ctrl-C saves and stops, with exit code 130; twice stops now."""
     from supernode.cli import show
@@ -94,7 +112,7 @@ def run(
 
 @app.command()
 def resume(
-    run: Run, cards: Cards = None, checkpoint: Older = "",
+    run: Run, cards: Here = None, checkpoint: Older = "",
     overrides: Set = None, as_json: Json = False,
 ) -> None:  # fmt: skip
     """Go on with a stopped, failed or orphaned run, on the same layout or on fewer or more cards."""

@@ -10,11 +10,12 @@ from typing import Any
 
 import yaml
 
-from supernode.advice.question import Question, question_about, question_of
+from supernode.advice.question import Question, known_models, question_about, question_of
 from supernode.errors import MachineError, SpecError
 from supernode.files import write_new
 from supernode.intake.jobfile import anchored, job_from, job_to_dict, overridden
 from supernode.intake.yamlfile import read_mapping
+from supernode.registry import did_you_mean
 from supernode.schema.job import JobSpec
 from supernode.schema.model import PRESETS
 from supernode.workload.presets import public_models
@@ -60,6 +61,8 @@ def _about(
 ) -> JobSpec | Question:
     if overrides:
         raise SpecError("`--set` changes a job file, and none is given", hint="give FILE, or leave out `--set`.")
+    if model not in (known := known_models()):
+        raise SpecError(f"unknown model `{model}`", hint=did_you_mean(model, known))
     if batch is None or sequence is None:
         raise SpecError(
             f"how much of {model} makes a step is open", hint="give `--batch` (samples) and `--sequence` (tokens)."

@@ -12,7 +12,7 @@ from supernode.cli import show
 from supernode.cli.watching import Watching
 from supernode.control.supernode import SuperNode
 from supernode.scheduling.state import advance
-from supernode.schema.event import RankLost, RankReady, Started
+from supernode.schema.event import Noted, RankLost, RankReady, Started
 
 
 @pytest.mark.parametrize("loss", ["full", "reader gone", "closed"])
@@ -54,3 +54,14 @@ def test_after_a_loss_it_is_said_and_kept_from_where_the_run_goes_on(
 
     assert capsys.readouterr().err == "going on from step-00000008\n"
     assert [incident.what for incident in state.incidents] == ["started", "rank 0 lost", "going on"]
+
+
+def test_the_baseline_is_told_in_words(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(show, "TALK", Console(stderr=True))
+    plan = SuperNode.discover(cards=1).plan({"parallelism": {"data": 1}})
+    state = advance(None, Started(plan=plan), 0.0)
+
+    with Watching(quiet=False) as watching:
+        watching.see(Noted(name="bigram_loss", value=2.319720145369293), state)
+
+    assert capsys.readouterr().err == "a bigram model of the same text: held-out loss 2.3197\n"

@@ -115,6 +115,8 @@ class Watching:
             self._say(f"{event.checkpoint} is not used: {event.reason}")
         elif isinstance(event, StopAsked):
             self._say("stopping now" if event.now else "saving, then stopping; Ctrl-C again stops now")
+        elif isinstance(event, Noted) and event.name == "bigram_loss":
+            self._say(f"a bigram model of the same text: held-out loss {event.value:.4f}")
         elif isinstance(event, Noted) and event.name != "sample":
             self._say(f"{event.name}: {event.value}")
         elif isinstance(event, Ended):

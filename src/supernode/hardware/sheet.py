@@ -55,7 +55,8 @@ class MachineSheet:
         rows = [
             ("machine", machine.name),
             ("cards", f"{machine.card_count:,} × {machine.card.name}, {machine.node_cards} a node"),
-            ("hosts", f"{machine.hosts:,} with {machine.cpus:,} CPUs, {machine.dpus:,} DPUs"),
+            ("hosts", f"{machine.hosts:,}"),
+            ("CPUs and DPUs of hosts", f"{machine.cpus:,} and {machine.dpus:,}"),
             ("fabric", f"{machine.topology}{shape}"),
             ("memory", show(self.memory, "B")),
             ("memory with hosts", show(self.unified_memory, "B")),
@@ -68,10 +69,15 @@ class MachineSheet:
             ("cooling", f"{show(self.peak.cooling, 'W')} for {show(self.peak.heat, 'W')} of heat"),
             ("PUE", f"{self.peak.pue:.2f}"),
             ("total power", show(self.peak.total, "W")),
-            ("cost", f"{self.cost:,.0f} USD ({self.estimated_prices} of {self.prices} prices are estimates)"),
+            ("cost", self._cost()),
         ]
         rows += [("without a price", ", ".join(self.unpriced))] if self.unpriced else []
         return rows + [("note", note) for note in self.notes]
+
+    def _cost(self) -> str:
+        if not self.prices:
+            return "not known: no part has a price"
+        return f"{self.cost:,.0f} USD ({self.estimated_prices} of {self.prices} prices are estimates)"
 
 
 def machine_sheet(machine: Machine) -> MachineSheet:

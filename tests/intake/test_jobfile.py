@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+import re
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from supernode.errors import RunError, SpecError
 from supernode.intake.jobfile import job_from, job_to_dict, load_job
@@ -15,6 +17,8 @@ from supernode.schema.model import DecoderShape
 from supernode.schema.plan import Layout, Plan
 from supernode.schema.report import RunState
 from supernode.schema.spread import Parallelism
+
+JOB_FILE_PAGE = Path(__file__).parents[2] / "docs" / "job-file.md"
 
 BAD_VALUES = [
     ("steps: yes", "`steps` is true", "100"),
@@ -219,3 +223,19 @@ def test_a_record_that_is_cut_short_is_a_run_error() -> None:
         from_json(StepDone, '{"step": 1')
 
     assert caught.value.hint
+
+
+def test_the_page_of_the_job_file_has_every_key_with_its_default() -> None:
+    (block,) = re.findall(r"```yaml\n(name: run\n.*?)```", JOB_FILE_PAGE.read_text(encoding="utf-8"), re.DOTALL)
+
+    told = yaml.safe_load(block)
+
+    assert told == job_to_dict(JobSpec())
+
+
+def test_the_page_of_the_job_file_names_every_key_of_a_shape() -> None:
+    page = JOB_FILE_PAGE.read_text(encoding="utf-8")
+
+    missing = [each.name for each in fields(DecoderShape) if not re.search(rf"\b{each.name}[`:]", page)]
+
+    assert missing == []

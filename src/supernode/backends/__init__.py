@@ -1,4 +1,4 @@
 """Where processes live.
 
-May import schema, and the ground floor.
+May import schema, and the ground floor; in the ranks themselves, `training` and `probing`.
 """

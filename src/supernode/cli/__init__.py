@@ -1,4 +1,4 @@
 """The terminal: reads, makes one call, shows.
 
-May import control, schema, and the ground floor.
+May import all that loads no torch; calls the doing wing through `control` alone.
 """

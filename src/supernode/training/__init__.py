@@ -1,4 +1,4 @@
-"""A plan made real: mesh, stages, tensor and data parallel, the step, the rank's life.
+"""A plan made real: the step, its data and optimizer, saving, the rank's life.
 
-May import schema, models, checkpoint, torch, and the ground floor.
+May import what is below it in the doing wing: `parallel` and down; torch. `backends` starts it in the ranks.
 """

@@ -10,6 +10,7 @@ CARDS ?= $(shell [ "$$(nproc)" -ge 4 ] && echo 8 || echo 4)
 
 $(READY): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "supernode needs Python 3.11 or newer; run make PYTHON=python3.11")'
+	@echo "Making $(VENV): PyTorch and other packages, about 1.5 GB; this takes some minutes and is done once."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[train,dev]'
 	touch $(READY)

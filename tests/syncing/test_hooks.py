@@ -168,3 +168,41 @@ def test_what_cannot_be_is_refused_with_a_remedy() -> None:
         compress_fsdp(net(), "none")
     with pytest.raises(SpecError, match="unknown compressor `intt8`"):
         compress_fsdp(net(), "intt8")
+
+
+@pytest.mark.parametrize(
+    ("argument", "given"),
+    [("where", "bogus"), ("rank", 1.5), ("rank", "4"), ("density", "x"), ("density", float("nan")), ("warmup", None),
+     ("compress", None), ("seed", 2**70), ("group", 3)],
+)  # fmt: skip
+def test_an_argument_of_the_hook_is_held_against_the_kinds_and_limits_of_a_job(
+    together: Together, argument: str, given: object
+) -> None:
+    def make(rank: int) -> str:
+        said: dict[str, Any] = {"compress": "powersgd"} | {argument: given}
+        try:
+            HookState(**said)
+        except SpecError as error:
+            return error.message
+        return ""
+
+    assert f"{argument}` is " in together(make, ranks=1)[0]
+
+
+def test_a_hook_is_made_after_the_ranks_have_met() -> None:
+    with pytest.raises(ModelError, match="before the ranks have met"):
+        HookState("int8")
+
+
+def test_a_state_that_no_hook_gave_is_refused(together: Together) -> None:
+    def load(rank: int) -> int:
+        state, refused = HookState("int8"), 0
+        states: tuple[Any, ...] = ({}, None, {"steps": torch.tensor(torch.nan)}, {"steps": torch.tensor([1, 2])})
+        for given in states:
+            with pytest.raises(ModelError, match="number of steps"):
+                state.load_state_dict(given)
+            refused += 1
+        state.close()
+        return refused
+
+    assert together(load, ranks=1)[0] == 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -10,16 +11,19 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from pydantic import ValidationError
 from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Shard
 from torch.futures import Future
 
-from supernode.compressing.choose import compressor
+from supernode.compressing.choose import COMPRESSORS, compressor
 from supernode.compressing.compressor import Compressor
 from supernode.compressing.lay import Named
 from supernode.errors import ModelError, SpecError
+from supernode.registry import did_you_mean
+from supernode.schema.codec import adapter
 from supernode.schema.spread import Communication
 from supernode.syncing.compressed import Compressed, OneByOne
 from supernode.syncing.hierarchy import Pending
@@ -42,20 +46,27 @@ class HookState:
         density: part of the numbers that `topk` sends.
 
     Raises:
-        SpecError: an argument is unknown or out of its limits.
+        SpecError: an argument is unknown, of another kind, or out of its limits.
+        ModelError: ranks have not met yet.
     """
 
     def __init__(
         self, compress: str, *, where: str = "all", group: dist.ProcessGroup | None = None, warmup: int = 0,
         rank: int = 4, density: float = 0.01, seed: int = 0,
     ) -> None:  # fmt: skip
-        found = group or dist.group.WORLD
-        assert found is not None
+        if not dist.is_initialized():
+            raise ModelError(
+                "`HookState` is made before the ranks have met",
+                hint="call `torch.distributed.init_process_group` first.",
+            )
+        made = _made(compress, where=where, rank=rank, density=density, warmup=warmup, seed=seed)
+        found = group if group is not None else dist.group.WORLD
+        if not isinstance(found, dist.ProcessGroup):
+            raise SpecError(f"`group` is {found!r}, not a process group", hint="leave it out for all ranks.")
         self.size = found.size()
         self.steps = 0
         self._taken = 0
         self._known: dict[str, tuple[int, ...]] = {}
-        made = _made(compress, rank=rank, density=density, warmup=warmup, seed=seed)
         self._compressed = Compressed(made, found, slow_only=where == "slow") if made else None
         self._plain: OneByOne | None = None
         if self._compressed is None:
@@ -102,8 +113,12 @@ class HookState:
         return {"steps": torch.tensor(self.steps)} | {f"kept.{name}": tensor for name, tensor in kept.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from what `state_dict` gave on this rank of as many; all ranks call this, before the next step."""
-        self.steps = int(state["steps"])
+        """Go on from what `state_dict` gave on this rank of as many; all ranks call this, before the next step.
+
+        Raises:
+            ModelError: it is no such state.
+        """
+        self.steps = _count(state, "steps")
         if self._compressed is not None:
             kept = {name: tensor.clone() for name, tensor in state.items() if name.startswith("kept.")}
             self._compressed.load({name.removeprefix("kept."): tensor for name, tensor in kept.items()})
@@ -161,13 +176,14 @@ class ShardState:
         Raises:
             ModelError: it is of other modules, ranks or settings.
         """
+        steps = {key: _count(state, f"steps.{key}") for key in self.steps}
         kept = {name.removeprefix("kept."): tensor for name, tensor in state.items() if name.startswith("kept.")}
         if not self.compressor.load(kept):
             raise ModelError(
                 "the state of the compressor is of other modules, ranks or settings",
                 hint="load it where as many ranks shard the same modules with the same arguments, or start without it.",
             )
-        self.steps = {key: int(state[f"steps.{key}"]) for key in self.steps}
+        self.steps = steps
 
 
 def compress_fsdp(
@@ -187,7 +203,7 @@ def compress_fsdp(
         What is to be saved and loaded beside the model.
 
     Raises:
-        SpecError: an argument is unknown or out of its limits.
+        SpecError: an argument is unknown, of another kind, or out of its limits.
         ModelError: no module is sharded.
     """
     made = _made(compress, rank=rank, density=density, warmup=warmup, seed=seed)
@@ -230,9 +246,34 @@ class _ReduceScatter:
         output_tensor.copy_(input_tensor.chunk(group.size())[group.rank()])
 
 
-def _made(compress: str, **said: Any) -> Compressor[Any] | None:
-    seed = said.pop("seed")
-    return compressor(Communication(compress=compress, **said), seed=seed)  # type: ignore[arg-type]
+def _made(compress: str, *, seed: int, **said: Any) -> Compressor[Any] | None:
+    """Return the compressor that the caller's arguments name, held against the kinds and limits of a job's keys."""
+    if type(seed) is not int or not 0 <= seed < 2**32:
+        raise SpecError(f"`seed` is {seed!r}", hint="choose a whole number from 0 to 4,294,967,295.")
+    if isinstance(compress, str) and compress not in ("none", *COMPRESSORS):
+        raise SpecError(f"unknown compressor `{compress}`", hint=did_you_mean(compress, COMPRESSORS))
+    try:
+        # Strict JSON, as a job file is read: neither "4" nor 4.5 for a whole number.
+        checked = adapter(Communication).validate_json(
+            json.dumps({"compress": compress, **said}, default=repr), strict=True
+        )
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        raise SpecError(
+            f"`{problem['loc'][0]}` is {problem['input']!r}", hint=f"{problem['msg'].lower()}, as in a job file."
+        ) from None
+    return compressor(checked, seed=seed)
+
+
+def _count(state: Mapping[str, Tensor], name: str) -> int:
+    """Return a number of steps that `state_dict` gave."""
+    value = state.get(name) if isinstance(state, Mapping) else None
+    if isinstance(value, Tensor) and value.dtype == torch.int64 and value.numel() == 1 and value >= 0:
+        return int(value)
+    raise ModelError(
+        f"the state of the compressor has no number of steps under `{name}`",
+        hint="load what `state_dict` gave on this rank, or start without it.",
+    )
 
 
 def _all_reduce(group: dist.ProcessGroup) -> Any:

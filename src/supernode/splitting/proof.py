@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -57,14 +58,18 @@ def prove(
     modes = [True] * (drawn == "never") + [False] * (evaluates or drawn == "training")
     worst = 0.0
     for mode in modes:
-        with _unchanged(model, divided.whole), torch.no_grad():
+        pieces = divided.kept.pieces
+        with _unchanged(model, divided.whole, *(piece.module for piece in pieces.values())) as buffers, torch.no_grad():
             model.train(mode)
             divided.whole.train(mode)
             values = _Watch(divided)
             found = values.run(inputs)
+            # Each forward begins with the same buffers: stages share the graph's, and a forward may read what it moves.
+            buffers.restore()
             wanted, ours = float(expected(model(inputs), targets)), float(measured(found, targets))
             worst = max(worst, _compare_loss(ours, wanted, _tolerance(found), mode=mode))
-            for index in divided.kept.pieces:
+            for index in pieces:
+                buffers.restore()
                 worst = max(worst, _compare_stage(divided, index, values, found, mode=mode))
     if dist.is_initialized():
         found_worst = torch.tensor(worst, dtype=torch.float64)
@@ -98,6 +103,8 @@ def _tolerance(values: Any) -> float:
 
 
 def _compare_loss(ours: float, wanted: float, tolerance: float, *, mode: bool) -> float:
+    if ours == wanted or (math.isnan(ours) and math.isnan(wanted)):
+        return 0.0  # What to do about a loss that is not finite, the step knows.
     gap = abs(ours - wanted) / max(abs(wanted), 1e-30)
     if not gap <= tolerance:
         raise ModelError(
@@ -134,7 +141,7 @@ def _difference(ours: Tensor, theirs: Tensor) -> float:
     if not theirs.is_floating_point():
         return float((ours != theirs).sum())
     finite = theirs.isfinite()
-    if not torch.equal(ours[~finite], theirs[~finite]):
+    if not torch.allclose(ours[~finite], theirs[~finite], rtol=0, atol=0, equal_nan=True):
         return float("inf")
     ours, theirs = ours[finite].float(), theirs[finite].float()
     return float((ours - theirs).abs().amax() / theirs.abs().amax().clamp(min=1e-30)) if theirs.numel() else 0.0
@@ -162,11 +169,16 @@ class _unchanged:  # noqa: N801 - reads as a word in `with`
     def __init__(self, *modules: nn.Module) -> None:
         self.modules = modules
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> _unchanged:
         self.before = [(buffer, buffer.clone()) for module in self.modules for buffer in module.buffers()]
+        return self
 
-    def __exit__(self, *_: object) -> None:
+    def restore(self) -> None:
+        """Give the buffers back what they held."""
         for buffer, value in self.before:
             buffer.copy_(value)
+
+    def __exit__(self, *_: object) -> None:
+        self.restore()
         for module in self.modules:
             module.train()

@@ -9,7 +9,7 @@ import pytest
 
 from supernode.errors import SpecError
 from supernode.planning.layout import fit_layout, resolve_layout
-from supernode.schema.job import JobSpec
+from supernode.schema.job import DataSpec, JobSpec
 from supernode.schema.model import DecoderShape
 from supernode.schema.spread import Parallelism
 
@@ -44,6 +44,13 @@ def test_more_cards_than_are_up_are_refused_with_the_data_that_fits() -> None:
         resolve_layout(job(tensor=2, data=8), 9)
 
     assert "`parallelism.data` to 4" in caught.value.hint
+
+
+def test_a_context_axis_of_too_many_cards_is_named_with_what_fits_cards_and_sequence() -> None:
+    with pytest.raises(SpecError) as caught:
+        resolve_layout(replace(job(context=16, data=1), data=DataSpec(sequence=48)), 5)
+
+    assert caught.value.hint == "set `parallelism.context` to 4."
 
 
 def test_one_copy_that_is_too_large_gets_a_smaller_tensor() -> None:

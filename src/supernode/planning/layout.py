@@ -49,9 +49,13 @@ def _check_cards(job: JobSpec, *, one_copy: int, cards: int) -> None:
     degrees += f" × context {want.context}" * (want.context > 1)
     if one_copy <= cards:
         hint = f"set `parallelism.data` to {cards // one_copy}, or to 0 for what is left over."
+    elif want.context > 1 and (model_alone := want.tensor * want.pipeline) <= cards:
+        parts = (n for n in range(1, cards // model_alone + 1) if job.data.sequence % (2 * n) == 0)
+        hint = f"set `parallelism.context` to {max(parts, default=1)}."
     else:
         tensor = _nearest(want.tensor, (n for n in range(1, cards + 1) if _tensor_fits(job.shape, n)))
-        hint = f"set `parallelism.tensor` to {tensor} and `parallelism.pipeline` to at most {cards // tensor}."
+        hint = f"set `parallelism.tensor` to {tensor} and `parallelism.pipeline` to at most {cards // tensor}"
+        hint += ", and `parallelism.context` to 1." if want.context > 1 else "."
     raise SpecError(f"{job.name} wants {needed} cards ({degrees}), and {cards} are up", hint=hint)
 
 

@@ -17,7 +17,7 @@ from supernode.errors import CapacityError, MachineError, RunError, SpecError
 from supernode.planning.planner import make_plan
 from supernode.schema.job import DataSpec
 from supernode.schema.model import PRESETS
-from supernode.schema.spread import Parallelism
+from supernode.schema.spread import Balance, Communication, Parallelism
 from supernode.search.best import room_of
 
 SAMPLE = """
@@ -151,6 +151,20 @@ def test_a_job_is_a_value_a_mapping_or_a_file(tmp_path: Path) -> None:
     assert as_job(JobSpec(steps=7)) == as_job({"steps": 7}) == as_job(tmp_path / "job.yaml") == JobSpec(steps=7)
     with pytest.raises(SpecError, match="int"):
         as_job(7)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("job", "key"),
+    [
+        (JobSpec(communication=Communication(compress="zip")), "communication.compress"),  # type: ignore[arg-type]
+        (JobSpec(parallelism=Parallelism(recompute="all")), "parallelism.recompute"),  # type: ignore[arg-type]
+        (JobSpec(balance=Balance(every=1.5)), "balance.every"),  # type: ignore[arg-type]
+        (JobSpec(precision="int3"), "precision"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_job_made_in_python_is_held_against_the_kinds_of_its_keys(job: JobSpec, key: str) -> None:
+    with pytest.raises(SpecError, match=f"`{key}` is "):
+        as_job(job)
 
 
 def test_a_job_s_paths_start_where_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

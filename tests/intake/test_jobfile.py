@@ -239,3 +239,9 @@ def test_the_page_of_the_job_file_names_every_key_of_a_shape() -> None:
     missing = [each.name for each in fields(DecoderShape) if not re.search(rf"\b{each.name}[`:]", page)]
 
     assert missing == []
+
+
+@pytest.mark.parametrize("count", [0, -1])
+def test_experts_of_a_token_are_held_against_their_limits_where_there_are_no_experts_yet(count: int) -> None:
+    with pytest.raises(SpecError, match=r"`model.experts_per_token` is"):
+        DecoderShape(experts_per_token=count)

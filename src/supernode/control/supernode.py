@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -288,7 +289,8 @@ def as_job(job: Job) -> JobSpec:
     from supernode.intake.jobfile import anchored, job_from, load_job
 
     if isinstance(job, JobSpec):
-        return anchored(job, Path.cwd())
+        # Python checks no kinds: a value made by hand is read as a mapping is.
+        return anchored(job_from(asdict(job)), Path.cwd())
     if isinstance(job, Mapping):
         return anchored(job_from(job), Path.cwd())
     if isinstance(job, (str, Path)):

@@ -56,12 +56,17 @@ def test_after_a_loss_it_is_said_and_kept_from_where_the_run_goes_on(
     assert [incident.what for incident in state.incidents] == ["started", "rank 0 lost", "going on"]
 
 
-def test_the_baseline_is_told_in_words(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_notes_are_told_in_words_and_records_kept_for_the_journal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(show, "TALK", Console(stderr=True))
     plan = SuperNode.discover(cards=1).plan({"parallelism": {"data": 1}})
     state = advance(None, Started(plan=plan), 0.0)
 
     with Watching(quiet=False) as watching:
         watching.see(Noted(name="bigram_loss", value=2.319720145369293), state)
+        watching.see(Noted(name="ways", value={"data": {"taken": "flat"}}), state)
+        watching.see(Noted(name="how gradients meet", value="way\nflat"), state)
 
-    assert capsys.readouterr().err == "a bigram model of the same text: held-out loss 2.3197\n"
+    told = capsys.readouterr().err.splitlines()
+    assert told == ["a bigram model of the same text: held-out loss 2.3197", "how gradients meet:", "way", "flat"]

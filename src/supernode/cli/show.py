@@ -161,7 +161,7 @@ def status(state: RunState, *, as_json: bool) -> None:
     ]  # fmt: skip
     if state.skipped:
         rows.append(("skipped", f"{state.skipped} steps whose gradients overflowed in float16"))
-    rows += [(name, note) for name, note in state.notes.items() if isinstance(note, str) and name != "sample"]
+    rows += [(name, note) for name, note in state.notes.items() if isinstance(note, str) and note and name != "sample"]
     rows += [
         (show_seconds(incident.time), f"{incident.what} {incident.detail}".strip()) for incident in state.incidents[-8:]
     ]

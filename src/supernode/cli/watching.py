@@ -117,8 +117,9 @@ class Watching:
             self._say("stopping now" if event.now else "saving, then stopping; Ctrl-C again stops now")
         elif isinstance(event, Noted) and event.name == "bigram_loss":
             self._say(f"a bigram model of the same text: held-out loss {event.value:.4f}")
-        elif isinstance(event, Noted) and event.name != "sample":
-            self._say(f"{event.name}: {event.value}")
+        elif isinstance(event, Noted) and event.name != "sample" and isinstance(event.value, str) and event.value:
+            between = "\n" if "\n" in event.value else " "  # A table's columns start below each other.
+            self._say(f"{event.name}:{between}{event.value}")
         elif isinstance(event, Ended):
             self._say(f"{event.outcome}{': ' + event.message if event.message else ''}")
 

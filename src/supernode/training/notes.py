@@ -35,7 +35,7 @@ def notes_of_all(stepper: Stepper) -> dict[str, str]:
         where = "" if len(ranks) == len(told) else f"on ranks {', '.join(ranks)}: "
         notes["feedback of compressed gradients"] = where + text
     elif all(one["idle"] for one in told):
-        notes["feedback of compressed gradients"] = (
+        notes["compressed gradients"] = (
             "all ranks share a host, so nothing is compressed; `communication.where: all` would"
         )
     if stepper.plan.job.arithmetic == "float8":

@@ -60,16 +60,13 @@ class DecoderShape:
                 f"`model.heads` {self.heads} does not divide by `model.kv_heads` {self.kv_heads}",
                 hint="set `model.kv_heads` to a divisor of `model.heads`, or to 0.",
             )
-        if self.experts_per_token < 1:
-            raise SpecError(
-                f"`model.experts_per_token` is {self.experts_per_token}", hint="choose 1 up to `model.experts`."
-            )
         if not 0 <= self.experts <= 65_536:
             raise SpecError(f"`model.experts` is {self.experts}", hint="choose 0 (one MLP for all tokens) to 65,536.")
-        if self.experts and not 1 <= self.experts_per_token <= self.experts:
+        most = self.experts or 65_536
+        if not 1 <= self.experts_per_token <= most:
             raise SpecError(
                 f"`model.experts_per_token` is {self.experts_per_token} of {self.experts} experts",
-                hint=f"choose 1 to {self.experts}.",
+                hint=f"choose 1 to {most:,}.",
             )
         if not 0 <= self.dropout < 1:
             raise SpecError(f"`model.dropout` is {self.dropout}", hint="choose 0 up to, not including, 1.")

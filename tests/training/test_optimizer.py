@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Literal
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from supernode.schema.job import OptimizerSpec
 from supernode.training.optimizer import build_optimizer, learning_rate, set_rate
@@ -89,3 +90,26 @@ def test_adamw_moves_by_the_rate_in_its_first_step() -> None:
 
     # Decayed by rate × decay, then moved by the rate, whatever the gradient's size (Kingma and Ba, section 2.1).
     assert float(weight.detach()) == pytest.approx(1 - 0.1 * 0.5 - 0.1, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd"])
+@pytest.mark.parametrize("lay", [lambda t: t.t().contiguous().t(), lambda t: t.repeat(2, 2)[::2, ::2], torch.clone])
+def test_weights_laid_out_in_strides_move_as_those_in_order_do(
+    name: Literal["adamw", "sgd"], lay: Callable[[Tensor], Tensor]
+) -> None:
+    start = torch.linspace(-1, 1, 12).view(3, 4)
+    grads = [torch.linspace(1, -2, 12).view(3, 4) * step for step in (1.0, -0.3, 2.0)]
+    expected, found = nn.Parameter(start.clone()), nn.Parameter(lay(start).detach())
+    with torch.no_grad():
+        found.copy_(start)
+    plain = torch.optim.AdamW([expected], lr=1e-2, betas=(0.9, 0.95), weight_decay=0.0, foreach=False)
+    if name == "sgd":
+        plain = torch.optim.SGD([expected], lr=1e-2, momentum=0.9, foreach=False)  # type: ignore[assignment]
+    ours = build_optimizer(OptimizerSpec(name=name, learning_rate=1e-2), [found, nn.Parameter(torch.ones(3, 4))])
+
+    for grad in grads:
+        expected.grad, found.grad = grad.clone(), grad.clone()  # As in a bucket: in order, whatever the weight is.
+        plain.step()
+        ours.step()
+
+    assert torch.allclose(found, expected, rtol=0, atol=1e-7)  # One unit in the last place of 1.

@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from supernode.axes.tensor import local
 from supernode.parallel.chance import seed_for
 from supernode.precision.optimizer import LowPrecision
 from supernode.precision.scaling import LossScale
@@ -57,12 +58,17 @@ def _groups(spec: OptimizerSpec, parameters: Sequence[nn.Parameter]) -> list[dic
     """Return torch's groups: matrices decay, vectors (norms, biases) do not.
 
     Parameters that are cut over other ranks have a group of their own, since torch updates a group in one operation.
+    So have those laid out in strides (`channels_last`, a transposed matrix): torch 2.13's fused step on the CPU goes
+    through memory in order, and their gradients, which lie in buckets, have another order.
     """
-    alike: dict[tuple[bool, DeviceMesh | None], list[nn.Parameter]] = {}
+    alike: dict[tuple[bool, bool, DeviceMesh | None], list[nn.Parameter]] = {}
     for p in parameters:
-        alike.setdefault((p.ndim >= 2, p.device_mesh if isinstance(p, DTensor) else None), []).append(p)
+        is_in_order = local(p).is_contiguous()
+        alike.setdefault((p.ndim >= 2, is_in_order, p.device_mesh if isinstance(p, DTensor) else None), []).append(p)
     groups: list[dict[str, Any]] = [
-        {"params": held, "weight_decay": spec.weight_decay if decays else 0.0} for (decays, _), held in alike.items()
+        {"params": held, "weight_decay": spec.weight_decay if decays else 0.0}
+        | ({} if is_in_order else {"fused": False, "foreach": False})
+        for (decays, is_in_order, _), held in alike.items()
     ]
     # A pipeline stage may have nothing to train, and torch wants something: a parameter without elements.
     return groups or [{"params": [nn.Parameter(torch.empty(0))]}]

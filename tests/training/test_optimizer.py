@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 
 from supernode.schema.job import OptimizerSpec
 from supernode.training.optimizer import build_optimizer, learning_rate, set_rate
@@ -113,3 +115,27 @@ def test_weights_laid_out_in_strides_move_as_those_in_order_do(
         ours.step()
 
     assert torch.allclose(found, expected, rtol=0, atol=1e-7)  # One unit in the last place of 1.
+
+
+def test_parts_of_a_weight_laid_out_in_strides_move_as_a_whole_one_in_order_does(
+    together: Callable[..., list[Any]],
+) -> None:
+    start, factor = torch.linspace(-1, 1, 24).view(4, 6), torch.linspace(2, -1, 24).view(4, 6)
+
+    def train(rank: int) -> float:
+        mesh = init_device_mesh("cpu", (2,))
+        whole, strided = nn.Parameter(start.clone()), start.t().contiguous().t()
+        part = start.chunk(2)[rank].clone()
+        split = nn.Parameter(DTensor.from_local(part, mesh, [Shard(0)], shape=strided.shape, stride=strided.stride()))
+        plain = torch.optim.AdamW([whole], lr=1e-2, betas=(0.9, 0.95), weight_decay=0.0, foreach=False)
+        ours = build_optimizer(OptimizerSpec(learning_rate=1e-2), [split])
+        for _ in range(3):
+            plain.zero_grad()
+            ours.zero_grad()
+            (whole.square() * factor).sum().backward()
+            (split.to_local().square() * factor.chunk(2)[rank]).sum().backward()
+            plain.step()
+            ours.step()
+        return float((split.to_local() - whole.chunk(2)[rank]).detach().abs().max())
+
+    assert max(together(train)) <= 1e-7  # One unit in the last place of 1.

@@ -30,6 +30,9 @@ def shard(units: list[nn.Module], place: Place | None) -> None:
         is_alone = apart is not None and apart.size() == 1
         if experts == [unit] and is_alone:
             continue
+        for parameter in unit.parameters():
+            if not parameter.is_contiguous():  # `channels_last`, a transposed matrix: FSDP2 takes none.
+                parameter.data = parameter.data.contiguous()
         fully_shard(
             unit, mesh=apart if apart is not None and experts == [unit] else place.copies,
             reshard_after_forward=False if lasts else None, shard_placement_fn=partial(_shard_dim, copies=place.copies),

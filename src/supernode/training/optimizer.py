@@ -63,7 +63,8 @@ def _groups(spec: OptimizerSpec, parameters: Sequence[nn.Parameter]) -> list[dic
     """
     alike: dict[tuple[bool, bool, DeviceMesh | None], list[nn.Parameter]] = {}
     for p in parameters:
-        is_in_order = local(p).is_contiguous()
+        # Autograd lays the gradient of a split weight out as the whole weight is, and the part may be in order.
+        is_in_order = p.is_contiguous() and local(p).is_contiguous()
         alike.setdefault((p.ndim >= 2, is_in_order, p.device_mesh if isinstance(p, DTensor) else None), []).append(p)
     groups: list[dict[str, Any]] = [
         {"params": held, "weight_decay": spec.weight_decay if decays else 0.0}

@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
+from supernode.errors import ModelError
 from supernode.models.decoder import Decoder
 from supernode.parallel.tensor import (
     IGNORED,
@@ -46,6 +47,22 @@ def test_the_loss_is_the_sum_over_what_counts() -> None:
         float(F.cross_entropy(logits[:1, 0], target[:1, 0]))
     )
     assert cross_entropy(logits.bfloat16(), target).dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("output", "target", "words"),
+    [
+        (torch.zeros(()), torch.zeros(4, dtype=torch.long), r"returned \[\] for targets of \[4\]"),
+        (torch.zeros(4), torch.zeros(4, dtype=torch.long), r"returned \[4\] for targets of \[4\]"),
+        (torch.zeros(3, 8), torch.zeros(4, dtype=torch.long), r"returned \[3, 8\] for targets of \[4\]"),
+        (torch.zeros(4, 3), torch.tensor([0, 1, 6, 2]), r"targets go from 0 to 6, and the model returned 3 classes"),
+    ],
+)
+def test_a_model_s_output_that_fits_no_target_is_told_with_both_shapes(
+    output: Tensor, target: Tensor, words: str
+) -> None:
+    with pytest.raises(ModelError, match=words):
+        cross_entropy(output, target)
 
 
 # 7 over 2 leaves 4 and 3; 5 over 3 leaves 2, 2 and 1; 2 over 3 leaves the last rank without any.

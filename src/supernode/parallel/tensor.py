@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from supernode.axes.sequence import gather_tokens, scatter_sum, split_linear
 from supernode.axes.tensor import IGNORED, SplitLoss, Spread, Sum, first_of, local, own_rows
+from supernode.errors import ModelError
 from supernode.models.experts import Mixture
 
 __all__ = ["IGNORED", "SplitCrossEntropy", "cross_entropy", "first_of", "local"]
@@ -93,8 +94,24 @@ def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
     Args:
         output: logits (…, V); over images and the like (B, V).
         target: class numbers (…), `IGNORED` where a position does not count.
+
+    Raises:
+        ModelError: they do not fit each other.
     """
-    return F.cross_entropy(output.flatten(0, -2).float(), target.flatten(), ignore_index=IGNORED, reduction="sum")
+    if output.ndim < 2 or output.shape[:-1].numel() != target.numel():
+        raise ModelError(
+            f"the model returned {list(output.shape)} for targets of {list(target.shape)}",
+            hint="return logits whose last dim is the classes and whose other dims are the targets', or name a "
+            "`data.loss` of your own.",
+        )
+    try:
+        return F.cross_entropy(output.flatten(0, -2).float(), target.flatten(), ignore_index=IGNORED, reduction="sum")
+    except IndexError:
+        raise ModelError(
+            f"targets go from {int(target.min())} to {int(target.max())}, and the model returned {output.shape[-1]} "
+            f"classes; {IGNORED} is for positions that do not count",
+            hint="return as many logits as there are classes, or number the classes of `data.dataset` from 0.",
+        ) from None
 
 
 class SplitCrossEntropy:

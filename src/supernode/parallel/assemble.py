@@ -19,7 +19,7 @@ from supernode.parallel.graphs import Trial, check_count, divide_module, loss_of
 from supernode.parallel.mesh import Place
 from supernode.parallel.mixture import spread_experts
 from supernode.parallel.recompute import recompute_block, recompute_stage, recompute_user
-from supernode.parallel.sharding import check_shardable, shard
+from supernode.parallel.sharding import check_hooks, check_shardable, shard
 from supernode.parallel.tensor import split_block, split_embedding, split_head
 from supernode.parallel.usercode import build_user_model
 from supernode.precision.casting import cast_weights, compute_in_float32
@@ -186,6 +186,7 @@ def _user_parts(plan: Plan, place: Place | None, trial: Trial | None) -> Parts:
         model = model.to(DTYPES[plan.job.precision])
     if place is not None:
         _check_alike(model, plan.job.module)
+        check_hooks(model, place.layout)
     if trial is not None:
         trial.accepts(model)
     count = len(plan.stages)

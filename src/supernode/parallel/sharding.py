@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor, Shard
 from supernode.errors import ModelError
 from supernode.models.experts import Experts
 from supernode.parallel.mesh import Place
+from supernode.schema.plan import Layout
 
 
 def shard(units: list[nn.Module], place: Place | None) -> None:
@@ -77,3 +78,21 @@ def check_shardable(module: nn.Module, place: Place) -> None:
             f"`{scalars[0]}` of the model is a single number without dims, which fsdp cannot shard",
             hint="give it the shape (1,), or set `parallelism.sharding` to replicas.",
         )
+
+
+def check_hooks(module: nn.Module, layout: Layout) -> None:
+    """Check that no parameter which the layout replaces by a part of it has a hook on its gradient.
+
+    Raises:
+        ModelError: one has, and the part would train without it.
+    """
+    is_sharded = layout.sharding == "fsdp" and layout.copies > 1
+    if layout.tensor == 1 and not is_sharded:
+        return
+    for name, parameter in module.named_parameters():
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+            remedy = "`parallelism.tensor` to 1" if layout.tensor > 1 else "`parallelism.sharding` to replicas"
+            raise ModelError(
+                f"`{name}` has a hook on its gradient, and ranks hold parts of it, which have none",
+                hint=f"leave the hook out, or set {remedy}.",
+            )

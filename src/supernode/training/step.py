@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from supernode.axes.sequence import TokenSync
-from supernode.errors import RunError
+from supernode.errors import ModelError, RunError
 from supernode.parallel.assemble import Parts
 from supernode.parallel.chance import seed_for, seed_generators
 from supernode.parallel.mesh import Place
@@ -196,6 +196,11 @@ class Stepper:
                     module.set_is_last_backward(last)
                 with self.passes():
                     value = self.loss(model(inputs), targets)
+                    if not value.requires_grad:
+                        raise ModelError(
+                            "the loss does not depend on any parameter that trains",
+                            hint="look in the model and in `data.loss` for `detach`, `no_grad`, `item` or integers.",
+                        )
                     value.backward()
                 losses.append(value.detach())
         return float(torch.stack([value.detach() for value in losses]).double().sum()) if losses else 0.0

@@ -33,11 +33,11 @@ from supernode.schema.job import DataSpec, EvaluateSpec, JobSpec, OptimizerSpec
 from supernode.schema.model import DecoderShape
 from supernode.schema.plan import Plan
 from supernode.schema.spread import Communication, Parallelism
-from supernode.syncing.hierarchy import Hierarchy
-from supernode.syncing.hosts import find_hosts
 from supernode.training.data import open_feed
 from supernode.training.optimizer import build_optimizer, learning_rate, set_rate
 from supernode.training.step import Stepper
+from supernode.ways.hierarchy import Hierarchy
+from supernode.ways.hosts import find_hosts
 
 PLACEMENT = (0, 0, 1, 1)
 LEARNING = (0, 1)

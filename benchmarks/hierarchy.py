@@ -1,7 +1,7 @@
 """Is what we pick for a sum over hosts as quick as the links allow, and never slower than gloo's own ring?
 
 Hosts are emulated (`hosts`), their links limited in turn. In each setting the ways take turns: gloo's ring with the
-ranks as given, gloo's ring host by host, and what `syncing.choose` picked after its short measurement. Ratios are taken
+ranks as given, gloo's ring host by host, and what `ways.choose` picked after its short measurement. Ratios are taken
 within a round, and the median over the rounds is kept. Tensors live on from round to round, as buckets do; the pick's
 are those that it lends (`Meeting.empty`). The bound is 2 (h − 1) / h of the tensor over the goodput of a
 link, as one TCP stream has it just before; it is told against the nominal rate too.
@@ -26,10 +26,10 @@ import xxhash
 
 import harness
 from hosts import MBIT, Hosts, emulated
-from supernode.syncing.choose import Chosen, choose
-from supernode.syncing.describe import between_hosts
-from supernode.syncing.hosts import find_hosts
-from supernode.syncing.meeting import Meeting, ordered
+from supernode.ways.choose import Chosen, choose
+from supernode.ways.describe import between_hosts
+from supernode.ways.hosts import find_hosts
+from supernode.ways.meeting import Meeting, ordered
 
 MIB = 2**20
 SHAPES = ((2, 2), (2, 4), (4, 2), (4, 4))

@@ -39,10 +39,10 @@ from supernode.schema.model import DecoderShape
 from supernode.schema.plan import Plan
 from supernode.schema.spread import Parallelism
 from supernode.syncing.buckets import all_reduce
-from supernode.syncing.meeting import Done
 from supernode.training.data import Feed, TokenWindows, open_feed
 from supernode.training.optimizer import build_optimizer
 from supernode.training.step import Stepper
+from supernode.ways.meeting import Done
 
 RANKS = 2
 LIMIT = 480.0

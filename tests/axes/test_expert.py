@@ -26,7 +26,7 @@ from supernode.errors import SpecError
 from supernode.models.experts import Mixture, run_experts
 from supernode.parallel.assemble import Parts, assemble
 from supernode.parallel.mesh import place_of
-from supernode.parallel.sync import copies
+from supernode.passes.sync import copies
 from supernode.planning.planner import make_plan
 from supernode.schema.job import DataSpec, JobSpec, OptimizerSpec
 from supernode.schema.model import DecoderShape

@@ -13,8 +13,8 @@ from torch.distributed.pipelining._backward import stage_backward_input
 from one_step import feed_of, plan_of, sharpen
 from supernode.parallel.assemble import assemble
 from supernode.parallel.mesh import place_of
-from supernode.parallel.pipeline import _backward_weights
 from supernode.parallel.tensor import cross_entropy
+from supernode.passes.pipeline import _backward_weights
 from supernode.schema.model import DecoderShape
 from supernode.training.optimizer import build_optimizer
 from supernode.training.step import Stepper

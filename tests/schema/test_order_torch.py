@@ -86,7 +86,7 @@ def test_plain_orders_are_those_that_torch_runs(kind: str, pipeline: int, micro_
 @pytest.mark.slow
 @pytest.mark.parametrize(("pipeline", "micro_batches"), [(2, 2), (2, 5), (3, 3), (4, 4), (4, 9), (8, 8)])
 def test_torch_runs_our_zero_bubble_without_a_rank_that_waits_for_ever(pipeline: int, micro_batches: int) -> None:
-    pipelining = pytest.importorskip("supernode.parallel.pipeline")
+    pipelining = pytest.importorskip("supernode.passes.pipeline")
     stage = SimpleNamespace(num_stages=pipeline, group_size=pipeline, group_rank=0, stage_index_to_group_rank=None)
     schedule = pipelining.ZeroBubble(stage, micro_batches, scale_grads=False)
 

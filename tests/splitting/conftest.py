@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
+from supernode.roles.report import SplitReport
+from supernode.roles.shards import to_full
 from supernode.splitting.export import Exported, export
-from supernode.splitting.report import SplitReport
 from supernode.splitting.rewrite import split_tensor
-from supernode.splitting.shards import to_full
 
 _spec = importlib.util.spec_from_file_location("ranks_together", Path(__file__).parents[1] / "parallel" / "conftest.py")
 assert _spec is not None

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from supernode.roles.report import SplitReport, report
+from supernode.roles.roles import find_roles
+from supernode.roles.shards import Split
 from supernode.splitting.export import export
-from supernode.splitting.report import SplitReport, report
-from supernode.splitting.roles import find_roles
-from supernode.splitting.shards import Split
 
 
 def told(module: nn.Module, x: Tensor, *, parts: int = 2) -> SplitReport:

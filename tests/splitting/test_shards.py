@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from supernode.splitting.shards import Split, join, part_of, to_full, to_local
+from supernode.roles.shards import Split, join, part_of, to_full, to_local
 
 Together = Callable[..., list[Any]]
 

@@ -11,9 +11,9 @@ from torch.distributed import distributed_c10d as c10d
 
 from supernode.collectives.grid import flat, hierarchical
 from supernode.errors import SpecError
-from supernode.syncing.choose import Choice, Predicted, choose, compressed
-from supernode.syncing.describe import between_hosts, described
-from supernode.syncing.hosts import group_by_host
+from supernode.ways.choose import Choice, Predicted, choose, compressed
+from supernode.ways.describe import between_hosts, described
+from supernode.ways.hosts import group_by_host
 
 TABLE = Predicted(
     sizes=(1e4, 1e6, 1e8),

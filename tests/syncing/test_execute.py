@@ -13,8 +13,8 @@ from supernode.collectives import exchange, grid, tree
 from supernode.collectives.interpret import execute
 from supernode.collectives.message import Schedule
 from supernode.errors import SpecError
-from supernode.syncing.execute import Executor, steps_of
-from supernode.syncing.hosts import subgroup
+from supernode.ways.execute import Executor, steps_of
+from supernode.ways.hosts import subgroup
 
 RANKS = 8
 SCHEDULES: dict[str, Callable[[], Schedule]] = {

@@ -16,9 +16,9 @@ import torch
 import torch.distributed as dist
 
 from supernode.errors import CapacityError, SpecError
-from supernode.syncing.hierarchy import Hierarchy, Pending
-from supernode.syncing.hosts import PEER_GONE, group_by_host
-from supernode.syncing.shared import _address, _memory, _room
+from supernode.ways.hierarchy import Hierarchy, Pending
+from supernode.ways.hosts import PEER_GONE, group_by_host
+from supernode.ways.shared import _address, _memory, _room
 
 PLACES = {"one host": "AAAAA", "in order": "AABB", "interleaved": "ABAB", "unequal": "AAABB", "alone": "ABC"}
 LENGTHS = (0, 1, 3, 50, 70_001, 300_000)

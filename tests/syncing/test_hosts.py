@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from supernode.syncing.hosts import find_hosts, group_by_host, identity, limit_of, subgroup
+from supernode.ways.hosts import find_hosts, group_by_host, identity, limit_of, subgroup
 
 A, B, C = ("boot", "a", 1), ("boot", "b", 1), ("boot", "a", 2)
 

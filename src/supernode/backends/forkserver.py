@@ -32,7 +32,7 @@ NEXT = (
     "supernode.backends.local_rank",
 )
 """What every rank needs before its first checkpoint."""
-PIPELINE = ("supernode.parallel.pipeline",)
+PIPELINE = ("supernode.passes.pipeline",)
 
 _MOST_FDS = 1024
 _PR_SET_PDEATHSIG = 1

@@ -24,12 +24,12 @@ from supernode.parallel.tensor import split_block, split_embedding, split_head
 from supernode.parallel.usercode import build_user_model
 from supernode.precision.casting import cast_weights, compute_in_float32
 from supernode.precision.float8 import multiply_in_float8
+from supernode.roles.shards import Split
 from supernode.schema.job import JobSpec
 from supernode.schema.model import DecoderShape
 from supernode.schema.plan import Plan, Stage
 from supernode.splitting.divide import Kept
 from supernode.splitting.proof import prove
-from supernode.splitting.shards import Split
 
 Tie = tuple[tuple[str, ...], tuple[int, ...]]
 """Names of one shared parameter, and the pipeline ranks that hold it."""

@@ -183,7 +183,7 @@ class Plan:
         flops: floating-point operations of one step over all cards (6 × parameters × tokens, attention added).
         notes: what the planner wants the reader to know.
         sums: predicted seconds of an all-reduce over the copies, by algorithm and size; empty within one node.
-        ways: how gradients met in earlier launches, by group, as `syncing.choose` tells it; it stays so.
+        ways: how gradients met in earlier launches, by group, as `ways.choose` tells it; it stays so.
         shares: micro-batches in one step on each data coordinate; empty where all have as many.
         trace: of the user's own module, whose stages then count the children of the sequence; None where it was not
             traced.

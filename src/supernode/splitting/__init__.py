@@ -1,1 +1,1 @@
-"""How is a user's module traced, cut and split without a rewrite?"""
+"""How is a user's module traced and cut into stages without a rewrite, and proved to be the same?"""

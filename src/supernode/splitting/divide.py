@@ -11,9 +11,9 @@ import torch.distributed as dist
 from torch import Tensor, fx, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from supernode.roles.report import SplitReport
 from supernode.splitting.cut import Cut, choose, cut, weigh
 from supernode.splitting.export import export
-from supernode.splitting.report import SplitReport
 from supernode.splitting.rewrite import split_tensor
 from supernode.splitting.stages import Piece, build, homes
 from supernode.splitting.switch import let_switch

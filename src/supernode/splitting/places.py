@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
 from supernode.axes.tensor import local, spread
-from supernode.splitting.shards import part_of
+from supernode.roles.shards import part_of
 from supernode.splitting.tidy import schema_of, value_of, viewed, written
 
 FLOPS_PER_BYTE = 100.0

@@ -14,13 +14,13 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.fx import GraphModule, Node
 
 from supernode.axes.tensor import gather, local, look_up, spread, total
-from supernode.splitting.adapt import adapt
-from supernode.splitting.ops import given, is_tensor, name_of, put, shape
-from supernode.splitting.report import SplitReport, report
-from supernode.splitting.roles import Roles, find_roles
-from supernode.splitting.rules import Want
-from supernode.splitting.seeds import Seed, tensor_of
-from supernode.splitting.shards import Split, part_of, to_local
+from supernode.roles.adapt import adapt
+from supernode.roles.ops import given, is_tensor, name_of, put, shape
+from supernode.roles.report import SplitReport, report
+from supernode.roles.roles import Roles, find_roles
+from supernode.roles.rules import Want
+from supernode.roles.seeds import Seed, tensor_of
+from supernode.roles.shards import Split, part_of, to_local
 
 aten = torch.ops.aten
 

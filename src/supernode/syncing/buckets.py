@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from supernode.axes.tensor import local
 from supernode.errors import ModelError
-from supernode.syncing.meeting import Own, Work
+from supernode.ways.meeting import Own, Work
 
 BUCKET_BYTES = 25 * 2**20  # PyTorch DDP's default bucket (Li et al., arXiv:2006.15704, figure 8).
 PIECES = 16

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from supernode.compressing.compressor import Compressor
 from supernode.compressing.lay import Named
-from supernode.syncing.hierarchy import Hierarchy, Pending
-from supernode.syncing.hosts import find_hosts, leave, subgroup
+from supernode.ways.hierarchy import Hierarchy, Pending
+from supernode.ways.hosts import find_hosts, leave, subgroup
 
 
 class OneByOne:

@@ -26,9 +26,9 @@ from supernode.registry import did_you_mean
 from supernode.schema.codec import adapter
 from supernode.schema.spread import Communication
 from supernode.syncing.compressed import Compressed, OneByOne
-from supernode.syncing.hierarchy import Pending
-from supernode.syncing.hosts import find_hosts, leave, subgroup
 from supernode.syncing.shards import own_parameters
+from supernode.ways.hierarchy import Pending
+from supernode.ways.hosts import find_hosts, leave, subgroup
 
 
 class HookState:

@@ -26,7 +26,7 @@ from supernode.errors import ModelError
 from supernode.parallel.tensor import local
 from supernode.precision.optimizer import LowPrecision
 from supernode.syncing.buckets import Start, settle
-from supernode.syncing.meeting import Work
+from supernode.ways.meeting import Work
 
 GROUP_BYTES = 2**20
 """Gradients that travel together: enough to hide a message's own cost, few enough to be no state."""

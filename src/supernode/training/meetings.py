@@ -11,8 +11,8 @@ import torch.distributed as dist
 
 from supernode.schema.plan import Plan, WayTaken
 from supernode.syncing.buckets import Bucket
-from supernode.syncing.choose import Chosen, Predicted, choose
-from supernode.syncing.hosts import find_hosts
+from supernode.ways.choose import Chosen, Predicted, choose
+from supernode.ways.hosts import find_hosts
 
 SIZES = (2**18, 2**20, 2**22, 2**24)
 """Bytes for which a way is chosen, besides the largest bucket: buckets are not known before the first backward."""

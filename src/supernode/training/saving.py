@@ -17,8 +17,8 @@ from supernode.data.corpus import Corpus
 from supernode.data.sampler import Sampler
 from supernode.errors import CheckpointError
 from supernode.parallel.assemble import Parts
-from supernode.parallel.logical import empties, take
 from supernode.parallel.mesh import Place
+from supernode.passes.logical import empties, take
 from supernode.schema.manifest import Manifest
 from supernode.schema.plan import Plan
 

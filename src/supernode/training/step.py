@@ -19,9 +19,9 @@ from supernode.parallel.assemble import Parts
 from supernode.parallel.chance import seed_for, seed_generators
 from supernode.parallel.mesh import Place
 from supernode.parallel.mixture import is_spread
-from supernode.parallel.pace import PassClock
-from supernode.parallel.sync import TieSync, copies
 from supernode.parallel.tensor import local
+from supernode.passes.pace import PassClock
+from supernode.passes.sync import TieSync, copies
 from supernode.precision.optimizer import LowPrecision
 from supernode.schema.plan import Plan
 from supernode.syncing.buckets import ReplicaSync, all_reduce, settle
@@ -317,7 +317,7 @@ class Stepper:
 
 def _schedule(plan: Plan, place: Place, parts: Parts, loss: Loss, passes: PassClock) -> Any:
     # Here and not above: it costs half a second that a run without a pipeline need not wait for.
-    from supernode.parallel.pipeline import build_schedule
+    from supernode.passes.pipeline import build_schedule
 
     return build_schedule(plan, place, parts, loss, passes)
 

@@ -22,11 +22,10 @@ from supernode.data.corpus import Corpus, open_corpus
 from supernode.errors import SupernodeError
 from supernode.parallel.assemble import assemble
 from supernode.parallel.graphs import loss_of
-from supernode.parallel.logical import wholes
 from supernode.parallel.mesh import Place, meet
 from supernode.parallel.usercode import blame
+from supernode.passes.logical import wholes
 from supernode.schema.plan import WAYS, Plan
-from supernode.syncing.hosts import PEER_GONE
 from supernode.training.data import Feed, open_feed, trial_of
 from supernode.training.notes import notes_of_all
 from supernode.training.optimizer import optimizer_for
@@ -34,6 +33,7 @@ from supernode.training.saving import describe_data, make_manifest, restore, ten
 from supernode.training.step import Stepper
 from supernode.training.writing import write_sample
 from supernode.units import show_bytes
+from supernode.ways.hosts import PEER_GONE
 
 _NO_MEMORY = re.compile(r"can't allocate memory|not enough memory|bad_alloc", re.IGNORECASE)
 

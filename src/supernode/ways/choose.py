@@ -18,12 +18,12 @@ from torch import Tensor
 
 from supernode.registry import lookup
 from supernode.schema.plan import WayTaken
-from supernode.syncing.cut import CHUNKS
-from supernode.syncing.describe import FABRIC_NAMES, between_hosts, described
-from supernode.syncing.hierarchy import Between, Hierarchy
-from supernode.syncing.hosts import Hosts, find_hosts
-from supernode.syncing.meeting import Coarse, Executed, Meeting, Own, Work, ordered
-from supernode.syncing.trial import CONTENDS, PROBES, ROUNDS, Trial
+from supernode.ways.cut import CHUNKS
+from supernode.ways.describe import FABRIC_NAMES, between_hosts, described
+from supernode.ways.hierarchy import Between, Hierarchy
+from supernode.ways.hosts import Hosts, find_hosts
+from supernode.ways.meeting import Coarse, Executed, Meeting, Own, Work, ordered
+from supernode.ways.trial import CONTENDS, PROBES, ROUNDS, Trial
 
 BUDGET = 2.0
 """Seconds that trying may take in all, about."""

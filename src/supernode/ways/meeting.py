@@ -11,9 +11,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from supernode.collectives.message import Schedule
-from supernode.syncing.execute import Executor
-from supernode.syncing.hierarchy import Hierarchy, Pending
-from supernode.syncing.hosts import Hosts, leave, subgroup
+from supernode.ways.execute import Executor
+from supernode.ways.hierarchy import Hierarchy, Pending
+from supernode.ways.hosts import Hosts, leave, subgroup
 
 
 class Work(Protocol):

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from supernode.splitting.contracting import contraction_of
-from supernode.splitting.ops import is_tensor, name_of, shape, where
-from supernode.splitting.roles import Roles
-from supernode.splitting.rules import needs_of, random
-from supernode.splitting.seeds import tensor_of
-from supernode.splitting.shards import Split
+from supernode.roles.contracting import contraction_of
+from supernode.roles.ops import is_tensor, name_of, shape, where
+from supernode.roles.roles import Roles
+from supernode.roles.rules import needs_of, random
+from supernode.roles.seeds import tensor_of
+from supernode.roles.shards import Split
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

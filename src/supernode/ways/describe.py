@@ -9,7 +9,7 @@ import numpy as np
 from supernode.collectives.grid import flat, hierarchical, multi_ring, unequal
 from supernode.collectives.message import Schedule
 from supernode.errors import SpecError
-from supernode.syncing.hosts import Hosts
+from supernode.ways.hosts import Hosts
 
 FABRIC_NAMES: Mapping[str, str] = {"given": "flat_ring", "ordered": "flat_ring", "hierarchical": "ring"}
 """What the fabric calls our ways; hierarchies of any chunks are one to it."""

@@ -22,8 +22,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from supernode.errors import CapacityError
-from supernode.syncing.hosts import Hosts, limit_of
 from supernode.units import show_bytes
+from supernode.ways.hosts import Hosts, limit_of
 
 _HELLO = struct.Struct("!II")
 _SO_PEERCRED = struct.Struct("3i")  # pid, uid, gid: struct ucred of unix(7)

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch.fx import Node
 
-from supernode.splitting.ops import given, name_of, shape, wrap
-from supernode.splitting.shards import Split
+from supernode.roles.ops import given, name_of, shape, wrap
+from supernode.roles.shards import Split
 
 Needs = Mapping[Node, Split]
 """The inputs that must be split, and how; the others must be whole."""

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from supernode.splitting.contracting import contraction_of, depthwise, through_attention, through_contraction
-from supernode.splitting.ops import given, has_tag, is_tensor, name_of, shape, wrap
-from supernode.splitting.reshaping import Needs, through_expand, through_order, through_repeat, through_reshape
-from supernode.splitting.shards import Split
+from supernode.roles.contracting import contraction_of, depthwise, through_attention, through_contraction
+from supernode.roles.ops import given, has_tag, is_tensor, name_of, shape, wrap
+from supernode.roles.reshaping import Needs, through_expand, through_order, through_repeat, through_reshape
+from supernode.roles.shards import Split
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from supernode.syncing.hosts import Hosts
+from supernode.ways.hosts import Hosts
 
 LEAST_CHUNK, MOST_CHUNK = 128 * 2**10, 4 * 2**20
 """Bytes of a chunk: a smaller one is mostly words and waking, a larger one leaves the links idle at start and end."""

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from torch import nn
 from torch.fx import GraphModule, Node
 
-from supernode.splitting.contracting import contraction_of
-from supernode.splitting.ops import given, is_tensor, name_of, shape
-from supernode.splitting.shards import Split
+from supernode.roles.contracting import contraction_of
+from supernode.roles.ops import given, is_tensor, name_of, shape
+from supernode.roles.shards import Split
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -18,9 +18,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from supernode.syncing.cut import CHUNKS, Cut, add_up
-from supernode.syncing.hosts import PEER_GONE, Hosts, leave, limit_of, subgroup
-from supernode.syncing.shared import share
+from supernode.ways.cut import CHUNKS, Cut, add_up
+from supernode.ways.hosts import PEER_GONE, Hosts, leave, limit_of, subgroup
+from supernode.ways.shared import share
 
 Between = Callable[[Tensor, dist.ProcessGroup, str], None]
 """Sum a part over the group, in place; the key names the part from step to step."""

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from supernode.syncing.meeting import Meeting
+from supernode.ways.meeting import Meeting
 
 PROBES = (64 * 2**10, 2**20)
 """Bytes that are tried before the sizes asked for, so that no first try is a long one."""

@@ -8,11 +8,11 @@ import torch
 from torch.fx import Node
 
 from supernode.axes.tensor import draw_apart
-from supernode.splitting.contracting import contraction_of
-from supernode.splitting.ops import given, name_of, put, shape, wrap
-from supernode.splitting.roles import Roles
-from supernode.splitting.rules import random
-from supernode.splitting.shards import Split
+from supernode.roles.contracting import contraction_of
+from supernode.roles.ops import given, name_of, put, shape, wrap
+from supernode.roles.roles import Roles
+from supernode.roles.rules import random
+from supernode.roles.shards import Split
 
 aten = torch.ops.aten
 

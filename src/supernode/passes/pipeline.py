@@ -20,7 +20,7 @@ from torch.distributed.pipelining.schedules import (
 
 from supernode.parallel.assemble import DTYPES, Parts
 from supernode.parallel.mesh import Place
-from supernode.parallel.pace import PassClock
+from supernode.passes.pace import PassClock
 from supernode.schema.order import rank_order
 from supernode.schema.plan import Plan, Stage
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from torch.fx import Node
 
-from supernode.splitting.ops import given, name_of, shape, wrap
-from supernode.splitting.reshaping import Needs
-from supernode.splitting.shards import Split
+from supernode.roles.ops import given, name_of, shape, wrap
+from supernode.roles.reshaping import Needs
+from supernode.roles.shards import Split
 
 ALONE = "."
 """Label of a dim that can be split neither here nor at the other operand, or that is broadcast."""

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from torch import nn
 from torch.fx import GraphModule, Node
 
-from supernode.splitting.contracting import contraction_of
-from supernode.splitting.ops import given, name_of, where
-from supernode.splitting.rules import Demand, Demands, Want, merged, needs_of
-from supernode.splitting.seeds import Seed, candidates, parameter_behind, tensor_of, widening
-from supernode.splitting.shards import Split
+from supernode.roles.contracting import contraction_of
+from supernode.roles.ops import given, name_of, where
+from supernode.roles.rules import Demand, Demands, Want, merged, needs_of
+from supernode.roles.seeds import Seed, candidates, parameter_behind, tensor_of, widening
+from supernode.roles.shards import Split
 
 HEAD = 4.0
 """Output over input above which a product is a head: inner layers are up to 4 times as wide, vocabularies 8 or more."""

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from supernode.parallel.assemble import Parts
 from supernode.parallel.mesh import Place
-from supernode.splitting.shards import Split, to_full, to_local
+from supernode.roles.shards import Split, to_full, to_local
 
 
 def wholes(named: Mapping[str, Tensor], parts: Parts, place: Place) -> dict[str, Tensor]:

@@ -4,7 +4,7 @@ Two emulated hosts. Runs of the product's step on the Python standard library's 
 same seed, on links without a limit (losses and bytes do not depend on the rate); then, in turns, a few steps of each
 with two ranks a host on a link so slow that an uncompressed step waits for it. Bytes are what the hosts' cards count,
 start-up aside. What looks good is run with other seeds, too, and judged by the mean: one run's loss moves by 0.3% when
-first values change in the last digits. What does not look good after a quarter of the steps is not run to their end.
+first values change in the last digits. What does not look good after a tenth of the steps is not run to their end.
 Beside them PyTorch's own hooks, under DistributedDataParallel on the same model, data, optimizer and clipping.
 """
 
@@ -43,14 +43,14 @@ PLACEMENT = (0, 0, 1, 1)
 LEARNING = (0, 1)
 """Where the ranks of the whole runs lie: what is sent between hosts is as much."""
 SHAPE = DecoderShape(layers=2, width=128, heads=4)
-SEQUENCE, BATCH, HELD_OUT = 64, 16, 1024
-STEPS, FULL_STEPS = 1200, 6000
+SEQUENCE, BATCH, HELD_OUT = 64, 8, 1024
+STEPS, FULL_STEPS = 3000, 6000
 SEEDS, FULL_SEEDS = (1, 2, 3), (1, 2, 3, 4, 5)
-TRIED_SHARE = 0.25
+TRIED_SHARE = 0.1
 """Of the steps, after which it shows who is run to the end."""
 WARMUP = 2
 """Steps that travel whole at the start, all compressors and PyTorch's PowerSGD alike."""
-LIMIT = 400.0
+LIMIT = 300.0
 """Seconds of whole runs after which no further seed is begun."""
 WAIT_SHARE = 0.75
 """Part of an uncompressed step on the slow link that the link takes."""
@@ -242,7 +242,7 @@ def why_not(hosts: Hosts, name: str, corpus: Corpus) -> str:
 def learn(
     hosts: Hosts, corpus: Corpus, names: list[str], steps: int, seeds: tuple[int, ...]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the first quarter of a run of each variant, and whole runs by seed of those that look good by then."""
+    """Return the first tenth of a run of each variant, and whole runs by seed of those that look good by then."""
     tried = {name: {seeds[0]: told(hosts, name, corpus, round(TRIED_SHARE * steps), seed=seeds[0])} for name in names}
     runs: dict[str, dict[int, dict[str, float]]] = {name: {} for name in ("none", *promising(tried))}
     begun = time.monotonic()

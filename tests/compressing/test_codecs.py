@@ -25,7 +25,7 @@ def there_and_back(codec: Codec, numbers: Tensor) -> Tensor:
     [
         (Int8(), 4 + 1024),  # a float32 scale, and one byte a number
         (Float8(), 4 + 1024),
-        (Levels(5), 4 + 32 * 8 + 16 * 3),  # 27 numbers in 64 bits: 5**27 < 2**63; 16 places and steps
+        (Levels(5), 4 + 44 * 6 + 16 * 3),  # 20 numbers in 48 bits: 5**20 < 2**48; 16 places and steps
         (Levels(7), 4 + 44 * 6),  # 17 numbers in 48 bits: 7**17 < 2**48
         (OneBit(), 4 + 8),  # eight numbers a byte
         (TopK(0.05), 4 + 28),  # 13 of 256 numbers with a byte each for value and place, filled up to whole float32
@@ -118,7 +118,7 @@ def test_every_level_comes_back_from_every_place_of_a_word(levels: int) -> None:
 def test_five_levels_send_the_sixteen_farthest_beyond_them_whole() -> None:
     codec = Levels(5)
     numbers, filled = blocks(codec)
-    far = torch.arange(3, codec.block, codec.block // 20)[:20]
+    far = torch.arange(3, codec.block, 43)[:20]
     # Twenty of a block lie far out, one farther than the next; the last of them farther than a byte of steps reaches.
     numbers[:, far] = torch.linspace(20, 100, 20) * 1e-5
     numbers[:, far[-1]] = 5e-3

@@ -141,22 +141,22 @@ class Levels:
     what lies beyond the outermost level, the farthest few of a block go along with their places; the rest waits.
 
     Args:
-        levels: 5, which with 16 farthest numbers leaves 8.9% of float32's bytes, or 7, which alone leaves 9.0%.
+        levels: 5, which with 16 farthest numbers leaves 9.0% of float32's bytes, or 7, which alone leaves 9.0%.
 
     Source of sending the few apart from the many: Dettmers et al., "SpQR", arXiv:2306.03078, for weights.
     """
 
     _STEPS: ClassVar = {5: 1.0, 7: 0.75}  # Of the mean magnitude: near the least square error of normal numbers.
-    # Numbers and bytes of a word, and words of a block: 5**27 < 2**63, 7**17 < 2**48. Small blocks pad little.
-    _WORDS: ClassVar = {5: (27, 8, 32), 7: (17, 6, 44)}
+    # Numbers in a word and words of a block: 5**20 and 7**17 < 2**48. Small blocks pad little.
+    _WORDS: ClassVar = {5: (20, 44), 7: (17, 44)}
+    _BYTES = 6  # Of a word, which float64 has exactly.
     _FARTHEST: ClassVar = {5: 16, 7: 0}
 
     def __init__(self, levels: int) -> None:
         self.levels, self._half, self._far = levels, levels // 2, self._FARTHEST[levels]
-        self._in_word, self._bytes, self._words = self._WORDS[levels]
-        self._in_part = -(-self._in_word // 2)
+        self._in_word, self._words = self._WORDS[levels]
         self.block = self._in_word * self._words
-        self._core = 4 + self._bytes * self._words
+        self._core = 4 + self._BYTES * self._words
         self.width = self._core + 3 * self._far
 
     def encode(self, blocks_NB: Tensor, filled_N: Tensor) -> Tensor:
@@ -165,10 +165,11 @@ class Levels:
         whole_NB = (blocks_NB / torch.where(scales_N1 == 0, 1, scales_N1)).round_().nan_to_num_()
         nearest_NB = whole_NB.clamp(-self._half, self._half)
         digits_DNW = nearest_NB.add(self._half).view(len(blocks_NB), self._in_word, -1).transpose(0, 1)
-        low, high = (self._number(part) for part in digits_DNW.split(self._in_part))
-        words_NW = high.mul_(self.levels**self._in_part).add_(low)
-        bytes_NW8 = words_NW.view(torch.uint8).view(len(blocks_NB), self._words, 8)  # The lowest first.
-        row = _row(scales_N1, bytes_NW8[..., : self._bytes].reshape(len(blocks_NB), -1))
+        words_NW = digits_DNW[-1].double()
+        for digit_NW in reversed(digits_DNW[:-1].unbind()):
+            words_NW.mul_(self.levels).add_(digit_NW)
+        bytes_NW8 = words_NW.to(torch.int64).view(torch.uint8).view(len(blocks_NB), self._words, 8)  # The lowest first.
+        row = _row(scales_N1, bytes_NW8[..., : self._BYTES].reshape(len(blocks_NB), -1))
         if not self._far:
             return row
         beyond_NB = whole_NB.sub_(nearest_NB)
@@ -178,13 +179,14 @@ class Levels:
 
     def decode(self, rows_NW: Tensor) -> Tensor:
         bytes_NW8 = torch.zeros(len(rows_NW), self._words, 8, dtype=torch.uint8, device=rows_NW.device)
-        bytes_NW8[..., : self._bytes] = rows_NW[:, 4 : self._core].view(len(rows_NW), self._words, self._bytes)
-        words_NW = bytes_NW8.view(torch.int64).squeeze(-1)
+        bytes_NW8[..., : self._BYTES] = rows_NW[:, 4 : self._core].view(len(rows_NW), self._words, self._BYTES)
+        words_NW = bytes_NW8.view(torch.int64).squeeze(-1).double()
         steps_NDW = torch.empty(len(rows_NW), self._in_word, self._words, dtype=torch.float32, device=rows_NW.device)
-        high = words_NW.div(self.levels**self._in_part, rounding_mode="floor")
-        low = words_NW - high * self.levels**self._in_part
-        for part, steps in zip((low, high), steps_NDW.split(self._in_part, dim=1), strict=True):
-            self._take_apart(part.double(), steps)
+        for place in range(self._in_word):
+            # A quotient lies a multiple of 1 / levels above a whole number: what is added makes good for rounding.
+            rest_NW = words_NW.mul(1 / self.levels).add_(0.25 / self.levels).floor_()
+            steps_NDW[:, place] = words_NW.sub_(rest_NW, alpha=self.levels).sub_(self._half)
+            words_NW = rest_NW
         steps_NB = steps_NDW.view(len(rows_NW), -1)
         if self._far:
             split = self._core + 2 * self._far
@@ -192,18 +194,3 @@ class Levels:
             # Rows that are padding name place 0 many times, always with 0.
             steps_NB.scatter_add_(1, places_NF, rows_NW[:, split:].contiguous().view(torch.int8).float())
         return steps_NB.mul_(_scales(rows_NW))
-
-    def _number(self, digits_DNW: Tensor) -> Tensor:
-        """Return what digits, the lowest first, stand for; int64. Halves of a word are exact in float64, and quick."""
-        total_NW = digits_DNW[-1].double()
-        for digit_NW in reversed(digits_DNW[:-1].unbind()):
-            total_NW.mul_(self.levels).add_(digit_NW)
-        return total_NW.to(torch.int64)
-
-    def _take_apart(self, part_NW: Tensor, steps_NDW: Tensor) -> None:
-        """Fill in the digits of half a word, as steps from zero."""
-        for place in range(steps_NDW.shape[1]):
-            # A quotient lies a multiple of 1 / levels above a whole number: what is added makes good for rounding.
-            rest_NW = part_NW.mul(1 / self.levels).add_(0.25 / self.levels).floor_()
-            steps_NDW[:, place] = part_NW.sub_(rest_NW, alpha=self.levels).sub_(self._half)
-            part_NW = rest_NW

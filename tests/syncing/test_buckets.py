@@ -60,6 +60,15 @@ def test_buckets_shrink_towards_the_end_of_backward_and_keep_the_order_of_arriva
     assert len(buckets[0]) <= 4
 
 
+def test_buckets_of_copies_on_one_host_are_as_large_as_they_may_be_but_for_the_ends() -> None:
+    order = parameters(*[2**20 // FLOAT] * 60)
+
+    buckets = fill(order, 25 * 2**20, near=True)
+
+    assert [parameter for bucket in buckets for parameter in bucket] == order
+    assert [len(bucket) for bucket in buckets] == [4, 5, 25, 25, 1]
+
+
 class Net(nn.Module):
     """Tied ends, a layer used twice, a recomputed one, one that nobody uses and one that rank 1 alone uses."""
 

@@ -22,6 +22,8 @@ WORTH, LEAST = 2 * 2**20, 256 * 2**10
 """Bytes below which a bucket, and the last one, are not made smaller: each costs 0.2 ms of a core on gloo."""
 LAST_SHARE = 1 / 256
 """Part of all bytes that may travel when no backward is left to hide behind."""
+LEAST_NEAR = 2**20
+"""Bytes of the last bucket where copies share a host: what travels there costs its cores, not a link's time."""
 
 
 class Start(Protocol):
@@ -99,12 +101,13 @@ class ReplicaSync:
         bucket_bytes: most bytes of a bucket; a larger parameter has one for itself.
         overlap: buckets leave as soon as they can, and not all in `finish`.
         filled: is given the buckets once they are known, before the first is summed.
+        near: the copies share a host, so that buckets need not be small.
     """
 
     def __init__(
         self, parameters: Iterable[nn.Parameter], uses: dict[nn.Parameter, int], group: dist.ProcessGroup,
         *, start: Start | None = None, bucket_bytes: int = BUCKET_BYTES, overlap: bool = True,
-        filled: Callable[[Sequence[Bucket]], None] = lambda _: None,
+        filled: Callable[[Sequence[Bucket]], None] = lambda _: None, near: bool = False,
     ) -> None:  # fmt: skip
         self.parameters = list(parameters)
         self.group, self.overlap = group, overlap
@@ -112,7 +115,7 @@ class ReplicaSync:
         self.buckets: list[Bucket] = []
         self.unused: list[nn.Parameter] = []
         """Parameters to which no copy's backward came in the first step; known after it."""
-        self._bucket_bytes, self._filled = bucket_bytes, filled
+        self._bucket_bytes, self._filled, self._near = bucket_bytes, filled, near
         self._uses = uses
         self._left: dict[nn.Parameter, int] = {}
         self._arrived: list[nn.Parameter] = []
@@ -199,7 +202,7 @@ class ReplicaSync:
         self.unused = [
             parameter for parameter, any_copy in zip(self.parameters, used.tolist(), strict=True) if not any_copy
         ]
-        filled = fill([self.parameters[number] for number in agreed.tolist()], self._bucket_bytes)
+        filled = fill([self.parameters[number] for number in agreed.tolist()], self._bucket_bytes, near=self._near)
         self.buckets = [Bucket(chosen, f"bucket-{number}") for number, chosen in enumerate(filled)]
         self._filled(self.buckets)
         for bucket in self.buckets:
@@ -230,7 +233,7 @@ def _scatter(parameter: nn.Parameter, view: Tensor) -> None:
         part.copy_(view)
 
 
-def fill(order: Sequence[nn.Parameter], most: int) -> list[list[nn.Parameter]]:
+def fill(order: Sequence[nn.Parameter], most: int, *, near: bool = False) -> list[list[nn.Parameter]]:
     """Return parameters, given in order of arrival, as buckets that leave in that order.
 
     What arrives last has no backward left to hide behind, so the last bucket is small and each before it up to twice as
@@ -238,10 +241,11 @@ def fill(order: Sequence[nn.Parameter], most: int) -> list[list[nn.Parameter]]:
 
     Args:
         most: bytes of a bucket; a larger parameter has one for itself.
+        near: no link is to be kept busy; but for the first and the last, buckets are as large as they may be.
     """
     total = sum(map(_nbytes, order))
-    most = min(most, max(total // PIECES, WORTH))
-    limit = min(most, max(int(total * LAST_SHARE), LEAST))
+    most = most if near else min(most, max(total // PIECES, WORTH))
+    limit = min(most, max(int(total * LAST_SHARE), LEAST_NEAR if near else LEAST))
     first = min(most, 4 * limit)
     buckets: list[list[nn.Parameter]] = []
     size = 0
@@ -250,7 +254,8 @@ def fill(order: Sequence[nn.Parameter], most: int) -> list[list[nn.Parameter]]:
             buckets[-1].append(parameter)
             size += _nbytes(parameter)
         else:
-            limit = min(most, 2 * limit) if buckets else limit
+            if buckets:
+                limit = most if near else min(most, 2 * limit)
             buckets.append([parameter])
             size = _nbytes(parameter)
     buckets = [bucket[::-1] for bucket in buckets[::-1]]

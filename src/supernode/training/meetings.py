@@ -19,14 +19,19 @@ SIZES = (2**18, 2**20, 2**22, 2**24)
 
 
 class Meetings:
-    """Chooses for one group after the other; every rank makes one and calls it alike."""
+    """Chooses for one group after the other; every rank makes one and calls it alike.
+
+    Attributes:
+        is_near: all ranks of the run share a host.
+    """
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.chosen: dict[str, Chosen] = {}
         wanted = plan.job.communication.algorithm
         # On one host gloo's ring crosses no slow link, and nothing is worth a second of every start.
-        self._is_open = wanted != "auto" or len(find_hosts(dist.group.WORLD).sizes) > 1  # type: ignore[arg-type]
+        self.is_near = len(find_hosts(dist.group.WORLD).sizes) == 1  # type: ignore[arg-type]
+        self._is_open = wanted != "auto" or not self.is_near
 
     def way(self, group: dist.ProcessGroup, name: str) -> Chosen | None:
         """Return where a group's buckets meet; None for the group's own all-reduce."""

@@ -88,6 +88,11 @@ class Sending:
             way.load({key.removeprefix(prefix): tensor for key, tensor in state.find(folder, prefix).items()})
 
     @property
+    def is_near(self) -> bool:
+        """Whether gradients cross no link that small buckets would keep busy."""
+        return self._said.compress == "none" and self.meetings.is_near
+
+    @property
     def dropped(self) -> bool:
         """Whether a checkpoint's feedback did not fit; known after the first step of a launch."""
         return any(way.kept is False for way in self.ways.values())

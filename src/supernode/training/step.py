@@ -92,14 +92,14 @@ class Stepper:
             start, filled = self.sending.way(place.group("copies"), "copies")
             self.replicas = ReplicaSync(
                 travels, self._uses(), place.group("copies"), start=start, filled=filled, bucket_bytes=said.bucket,
-                overlap=said.overlap,
+                overlap=said.overlap, near=self.sending.is_near,
             )  # fmt: skip
             if layout.expert > 1:  # A rank's experts have fewer copies than all else.
                 start, filled = self.sending.way(place.group("expert_copies"), "experts")
                 self.experts = ReplicaSync(
                     [parameter for parameter in self.trained if is_spread(parameter)], self._uses(),
                     place.group("expert_copies"), start=start, filled=filled, bucket_bytes=said.bucket,
-                    overlap=said.overlap,
+                    overlap=said.overlap, near=self.sending.is_near,
                 )  # fmt: skip
         self.sharded = [m for module in parts.modules for m in module.modules() if isinstance(m, FSDPModule)]
         self.shards = ShardSync(self.sharded, overlap=plan.job.communication.overlap)

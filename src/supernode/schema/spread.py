@@ -131,7 +131,7 @@ class Communication:
         rank: of `powersgd`'s factors.
         density: part of the numbers that `topk` sends.
         warmup: steps that travel uncompressed.
-        bucket: most bytes of gradients that travel together; small models are cut into smaller pieces.
+        bucket: most bytes of gradients that travel together; between hosts, small models are cut into smaller pieces.
         overlap: gradients travel while backward goes on; off, they leave when it has ended. No number depends on it.
     """
 

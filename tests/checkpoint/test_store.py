@@ -14,7 +14,7 @@ from supernode.schema.manifest import Manifest
 
 RECORD = {
     "step": 5, "samples": 40, "seed": 1, "model": "m", "data": "d", "layout": "l", "optimizer": "adamw", "files": {},
-    "version": 1,
+    "version": 2,
 }  # fmt: skip
 
 

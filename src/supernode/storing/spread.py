@@ -1,0 +1,259 @@
+"""On which disks does a pack lie, and how is it read where some are gone? Copies, or shares of which a few may be lost.
+
+A pack is written as a whole on one disk or several (`copies`), or cut into shares, one a disk, any `disks - parity` of
+which give it back (Reed-Solomon, by zfec). A share is blocks in turn, each behind its digest, so a bad one is known.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import xxhash
+import zfec
+
+from supernode.errors import CheckpointError, SpecError, SupernodeError
+from supernode.storing.disk import Disk, Folder, Piece, Sink
+from supernode.storing.objects import Objects
+
+BLOCK = 256 * 1024
+"""Bytes of a share's block: large beside its digest, small beside a pack."""
+_TAIL = struct.Struct("<8sIIIIQ")  # magic, shares needed, shares, number of this one, block, bytes of the pack
+_MAGIC = b"snshare1"
+_DIGEST = 16
+_MOST_DISKS = 256  # of zfec, whose field has so many elements
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """How packs lie on disks.
+
+    Attributes:
+        disks: of all nodes, in their order.
+        copies: disks that hold the whole of each pack.
+        parity: disks that may be lost where packs are shared out; 0 for copies.
+    """
+
+    disks: tuple[Disk, ...]
+    copies: int = 1
+    parity: int = 0
+
+    def __post_init__(self) -> None:
+        count = len(self.disks)
+        if not 1 <= count <= _MOST_DISKS:
+            raise SpecError(f"{count} disks", hint=f"set `checkpoint.disks` to 1 to {_MOST_DISKS} places.")
+        if not 1 <= self.copies <= count:
+            raise SpecError(
+                f"`checkpoint.copies` is {self.copies}, and there are {count} disks",
+                hint=f"set it to at most {count}, or name more `checkpoint.disks`.",
+            )
+        if self.parity and (self.copies > 1 or not 0 < self.parity < count):
+            raise SpecError(
+                f"`checkpoint.parity` is {self.parity}, with {count} disks and {self.copies} copies",
+                hint=f"set it below {count} and `checkpoint.copies` to 1.",
+            )
+
+    @property
+    def losses(self) -> int:
+        """Disks that may be lost at once."""
+        return self.parity or self.copies - 1
+
+    def open(self, name: str, *, home: int) -> Sink:
+        """Begin a pack whose writer's own disk is number `home`."""
+        if self.parity:
+            return Shares(self._opened(name, home), needed=len(self.disks) - self.parity)
+        return _Copies(self._opened(name, home))
+
+    def _opened(self, name: str, home: int) -> list[Sink]:
+        sinks: list[Sink] = []
+        try:
+            for disk, file in self.files(name, home=home):
+                sinks.append(self.disks[disk].open(file))
+        except SupernodeError:
+            drop_all(sinks)
+            raise
+        return sinks
+
+    def holders(self, home: int) -> list[int]:
+        """Return the numbers of the disks that hold a pack or shares of it, in the order of the shares."""
+        count = len(self.disks) if self.parity else self.copies
+        return [(home + turn) % len(self.disks) for turn in range(count)]
+
+    def files(self, name: str, *, home: int) -> list[tuple[int, str]]:
+        """Return (disk, file) of all that a pack is written as."""
+        holders = self.holders(home)
+        return [(disk, share_name(name, turn) if self.parity else name) for turn, disk in enumerate(holders)]
+
+
+def share_name(pack: str, number: int) -> str:
+    """Return the name of a share."""
+    return f"{pack}.{number:03d}"
+
+
+def pack_of(file: str) -> str:
+    """Return the name of the pack that a file is or has a share of."""
+    stem, _, number = file.rpartition(".")
+    return stem if number.isascii() and number.isdigit() and stem.endswith(".pack") else file
+
+
+def disk_of(where: str | Path) -> Disk:
+    """Return the disk that a path or URL means."""
+    return Objects(str(where)) if "://" in str(where) else Folder(Path(where))
+
+
+class _Copies:
+    """A pack on several disks at once."""
+
+    def __init__(self, sinks: Sequence[Sink]) -> None:
+        self._sinks = sinks
+
+    def add(self, pieces: Iterable[Piece]) -> None:
+        held = pieces if len(self._sinks) == 1 else list(pieces)
+        for sink in self._sinks:
+            sink.add(held)
+
+    def finish(self) -> None:
+        for sink in self._sinks:
+            sink.finish()
+
+    def drop(self) -> None:
+        drop_all(self._sinks)
+
+
+class Shares:
+    """A pack cut into shares, a row of blocks after another."""
+
+    def __init__(self, sinks: Sequence[Sink], *, needed: int) -> None:
+        self._sinks, self._needed = sinks, needed
+        self._code = zfec.Encoder(needed, len(sinks))
+        self._row = bytearray()
+        self._bytes = 0
+
+    def add(self, pieces: Iterable[Piece]) -> None:
+        for piece in pieces:
+            view = memoryview(piece).cast("B")
+            self._bytes += len(view)
+            while len(view):
+                room = BLOCK * self._needed - len(self._row)
+                self._row += view[:room]
+                view = view[room:]
+                if len(self._row) == BLOCK * self._needed:
+                    self._put()
+
+    def _put(self) -> None:
+        row = bytes(self._row).ljust(BLOCK * self._needed, b"\0")
+        self._row.clear()
+        blocks = self._code.encode([row[start : start + BLOCK] for start in range(0, len(row), BLOCK)])
+        for sink, block in zip(self._sinks, blocks, strict=True):
+            sink.add([xxhash.xxh3_128_digest(block), block])
+
+    def finish(self) -> None:
+        if self._row:
+            self._put()
+        for number, sink in enumerate(self._sinks):
+            tail = _TAIL.pack(_MAGIC, self._needed, len(self._sinks), number, BLOCK, self._bytes)
+            sink.add([tail, xxhash.xxh3_128_digest(tail)])
+            sink.finish()
+
+    def drop(self) -> None:
+        drop_all(self._sinks)
+
+
+class Share:
+    """A share on its disk, read block by block.
+
+    Raises:
+        ValueError: it is none; OSError where it cannot be read.
+    """
+
+    def __init__(self, disk: Disk, name: str) -> None:
+        self._memory = mapped(disk, name)
+        tail = self._memory[len(self._memory) - _TAIL.size - _DIGEST :]
+        if len(tail) < _TAIL.size + _DIGEST or xxhash.xxh3_128_digest(tail[: _TAIL.size]) != tail[_TAIL.size :]:
+            raise ValueError("its end is not what was written")
+        magic, self.needed, self.count, self.number, block, self.nbytes = _TAIL.unpack(tail[: _TAIL.size])
+        self.rows = -(-self.nbytes // (BLOCK * max(self.needed, 1)))
+        expected = _TAIL.size + _DIGEST + self.rows * (BLOCK + _DIGEST)
+        sane = magic == _MAGIC and block == BLOCK and 1 <= self.needed <= self.count <= _MOST_DISKS
+        if not sane or not 0 <= self.number < self.count or len(self._memory) != expected:
+            raise ValueError("it is no share")
+
+    def block(self, row: int) -> memoryview | None:
+        """Return a block, or None where it is not what was written."""
+        start = row * (BLOCK + _DIGEST)
+        found = self._memory[start + _DIGEST : start + _DIGEST + BLOCK]
+        return found if xxhash.xxh3_128_digest(found) == self._memory[start : start + _DIGEST] else None
+
+
+def shares_of(disks: Sequence[Disk], pack: str) -> tuple[dict[int, Share], set[tuple[str, str]]]:
+    """Return a pack's shares by number, and (disk, file) of those that cannot be read."""
+    found: dict[int, Share] = {}
+    bad: set[tuple[str, str]] = set()
+    folder, _, stem = pack.rpartition("/")
+    for disk in disks:
+        for file in disk.names(folder):
+            if pack_of(file) == stem and file != stem:
+                try:
+                    share = Share(disk, f"{folder}/{file}")
+                    found.setdefault(share.number, share)
+                except (OSError, ValueError):
+                    bad.add((disk.where, f"{folder}/{file}"))
+    return found, bad
+
+
+def rebuilt(shares: dict[int, Share], pack: str) -> bytes:
+    """Return a pack from its shares.
+
+    Raises:
+        CheckpointError: too few of a row's blocks are whole.
+    """
+    kinds = {(share.needed, share.count, share.nbytes) for share in shares.values()}
+    if len(kinds) != 1:
+        raise CheckpointError(f"{pack} is lost: it has no shares that fit one another", hint=LOST)
+    needed, count, nbytes = kinds.pop()
+    decoder = zfec.Decoder(needed, count)
+    rows: list[bytes] = []
+    for row in range(-(-nbytes // (BLOCK * needed))):
+        blocks: dict[int, memoryview] = {}
+        for number in sorted(shares):
+            if len(blocks) < needed and (block := shares[number].block(row)) is not None:
+                blocks[number] = block
+        if len(blocks) < needed:
+            raise CheckpointError(
+                f"{pack} is lost: of its {count} shares {len(blocks)} are whole, and {needed} are needed", hint=LOST
+            )
+        if max(blocks) < needed:  # The first shares are the pack itself.
+            rows.extend(bytes(blocks[number]) for number in range(needed))
+        else:
+            # The decoder wants each share below `needed` at its own place.
+            order = [number for number in blocks if number >= needed]
+            placed = [number if number in blocks else order.pop() for number in range(needed)]
+            rows.extend(decoder.decode([bytes(blocks[number]) for number in placed], placed))
+    return b"".join(rows)[:nbytes]
+
+
+LOST = "bring back a disk that is missing, or resume from an older checkpoint with `--checkpoint`."
+
+
+def mapped(disk: Disk, name: str) -> memoryview:
+    """Return a file's bytes, mapped into memory where it lies on this computer.
+
+    Raises:
+        OSError, ValueError: there is none, or it is empty.
+    """
+    path = disk.path(name)
+    if path is None:
+        return memoryview(disk.read(name))
+    with path.open("rb") as file:
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+def drop_all(sinks: Iterable[Sink]) -> None:
+    """Let go of all, whatever trouble the disks are in."""
+    for sink in sinks:
+        with suppress(OSError, SupernodeError):
+            sink.drop()

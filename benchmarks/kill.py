@@ -21,11 +21,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import xxhash
+
 import harness
-from supernode.checkpoint.store import DRAFT, checkpoints, read_manifest, step_of
+from supernode.checkpoint.source import as_bytes, on_disk, tensors_of
 from supernode.control.journal import read
 from supernode.control.runs import JOURNAL, RunFolder
 from supernode.schema.event import Evaluated, RankReady, Saved, StepDone
+from supernode.storing.saves import DRAFT, name_of, step_of
 
 STEPS, EVERY = 20, 3
 JOB: dict[str, Any] = {
@@ -215,10 +218,8 @@ class Attempt:
             if isinstance(event, StepDone) and losses.setdefault(event.step, event.loss) != event.loss:
                 raise AssertionError(f"step {event.step} had loss {losses[event.step]!r}, then {event.loss!r}")
         held_out = {event.step: event.loss for event in events if isinstance(event, Evaluated)}
-        last = checkpoints(self.run / "checkpoints")[-1][1]
-        files = {name: text for name, (_, text) in read_manifest(self.run / "checkpoints" / last).files.items()}
-        # torch writes an identifier of the save into `.metadata`; the tensors are in the other files.
-        files.pop(".metadata", None)
+        last = on_disk(self.run / "checkpoints" / name_of(max(losses)))
+        files = {name: xxhash.xxh3_128_hexdigest(as_bytes(tensor)) for name, tensor in tensors_of(last)}
         return Ending(losses=losses, held_out=held_out, files=files)
 
     def leftovers(self) -> list[str]:
@@ -229,8 +230,12 @@ class Attempt:
         listed = tokens.iterdir() if tokens.exists() else ()
         found += [f"data/{entry.name}" for entry in listed if entry.name.startswith(".")]
         kept = [entry.name for entry in (self.run / "checkpoints").iterdir()]
-        found += [f"checkpoints/{name}" for name in kept if step_of(name) < 0]
-        found += [f"checkpoints/{name} beyond `keep`" for name in sorted(kept)[: -JOB["checkpoint"]["keep"]]]
+        steps = sorted(name for name in kept if step_of(name) >= 0)
+        found += [f"checkpoints/{name}" for name in kept if step_of(name) < 0 and name != "packs"]
+        found += [f"checkpoints/{name} beyond `keep`" for name in steps[: -JOB["checkpoint"]["keep"]]]
+        needed = {pack for name in steps for pack in on_disk(self.run / "checkpoints" / name).manifest.packs}
+        packs = {f"packs/{name}" for name in os.listdir(self.run / "checkpoints" / "packs")}
+        found += [f"checkpoints/{name} that nothing needs" for name in packs - needed]
         # torch makes its cache folder wherever it runs, one a user.
         found += [f"tmp/{entry.name}" for entry in self.temporary.iterdir() if "torchinductor" not in entry.name]
         return found + (["lock"] if RunFolder(self.run).is_held else [])

@@ -15,7 +15,8 @@ from supernode.forecast.trust import band
 from supernode.hardware.assemble import build_machine, predefined
 from supernode.hardware.machine import Machine
 from supernode.planning.planner import make_plan
-from supernode.schema.job import CheckpointSpec, DataSpec, JobSpec
+from supernode.schema.job import DataSpec, JobSpec
+from supernode.schema.lasting import CheckpointSpec
 from supernode.schema.model import DecoderShape
 from supernode.schema.spread import Parallelism
 from supernode.search.runnable import job_of

@@ -20,14 +20,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from supernode.checkpoint import store
 from supernode.control import runs
 from supernode.control.journal import Journal
 from supernode.control.supernode import SuperNode, as_job
 from supernode.schema.codec import from_json, to_json
 from supernode.schema.event import Saved, Started, StepDone, StopAsked
 from supernode.schema.job import JobSpec
+from supernode.schema.lasting import CheckpointSpec
 from supernode.schema.manifest import Manifest
+from supernode.storing.chunks import CHUNK
+from supernode.storing.part import lay_out
+from supernode.storing.saves import name_of, saves_of
 
 Command = Callable[..., tuple[int, str, str]]
 TEXT = "the quick brown fox jumps over the lazy dog\n" * 20
@@ -227,15 +230,11 @@ def stopped_run(command: Command, tmp_path: Path) -> Path:
     for step in (1, 2):
         done = StepDone(step=step, incarnation=1, loss=5.0, seconds=1, tokens=128, norm=1, rate=0.1, parts={})
         journal.append(done, 1.0 + step)
-        journal.append(Saved(step=step, checkpoint=store.name_of(step), nbytes=7, seconds=0.1), 1.5 + step)
-        folder = run.checkpoints / store.name_of(step)
-        folder.mkdir(parents=True)
-        (folder / "__0_0.distcp").write_bytes(b"weights")
-        (folder / ".metadata").write_bytes(b"where")
-        files = {path.name: (path.stat().st_size, store.digest(path)) for path in folder.iterdir()}
-        store.write_manifest(
-            folder,
-            Manifest(step=step, samples=8, seed=0, model="", data="", layout="", optimizer="adamw", files=files),
+        journal.append(Saved(step=step, checkpoint=name_of(step), nbytes=7, seconds=0.1), 1.5 + step)
+        saves, pieces = saves_of(job.checkpoint, run.checkpoints), lay_out([("w", "uint8", (7,), (0,), (7,))])
+        stored, _ = saves.store(step, 0, memoryview(f"weight{step}".encode().ljust(CHUNK, b"\0")), pieces)
+        saves.commit(
+            Manifest(step=step, samples=8, seed=0, model="", data="", layout="", optimizer="adamw"), [stored]
         )
     journal.append(StopAsked(), 4.0)
     journal.close()
@@ -264,18 +263,18 @@ def test_a_second_controller_in_a_folder_is_refused(command: Command, stopped_ru
     assert_refused(resumed, "another controller", "supernode status")
     assert_refused(started, "another controller")
     assert_refused(after, "already holds a run", "supernode resume")
-    assert len(store.checkpoints(stopped_run / "checkpoints")) == 2
+    assert len(saves_of(CheckpointSpec(), stopped_run / "checkpoints").all()) == 2
 
 
 def test_a_corrupt_shard_is_named_with_the_older_checkpoint(command: Command, stopped_run: Path) -> None:
-    newest = stopped_run / "checkpoints" / store.name_of(2)
-    (newest / "__0_0.distcp").write_bytes(b"weightz")
+    pack = next((stopped_run / "checkpoints" / "packs").glob("00000002-*"))
+    pack.write_bytes(pack.read_bytes()[:-1] + b"z")
 
     answer = command("resume", "small")
 
-    assert_refused(answer, "__0_0.distcp", "digest", f"--checkpoint {store.name_of(1)}")
-    assert_refused(command("resume", "small", "--checkpoint", store.name_of(2)), "__0_0.distcp")
-    store.verify(stopped_run / "checkpoints" / store.name_of(1))
+    assert_refused(answer, pack.name, "not what was written", f"--checkpoint {name_of(1)}")
+    assert_refused(command("resume", "small", "--checkpoint", name_of(2)), pack.name)
+    saves_of(CheckpointSpec(), stopped_run / "checkpoints").verify(name_of(1))
 
 
 @pytest.mark.parametrize(
@@ -407,7 +406,7 @@ def test_a_report_on_a_disk_that_takes_nothing_is_named(
 def test_a_run_whose_checkpoints_are_gone_does_not_begin_again_unasked(command: Command, stopped_run: Path) -> None:
     shutil.rmtree(stopped_run / "checkpoints")
 
-    assert_refused(command("resume", "small"), "every checkpoint is gone", store.name_of(2), "start a new run")
+    assert_refused(command("resume", "small"), "every checkpoint is gone", name_of(2), "start a new run")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])

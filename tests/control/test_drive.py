@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from supernode.checkpoint import store
 from supernode.control.drive import check_in, drive, others_in
 from supernode.errors import CheckpointError, MachineError
 from supernode.hardware.assemble import build_machine
@@ -15,10 +14,14 @@ from supernode.planning.planner import make_plan
 from supernode.scheduling.controller import Controller
 from supernode.scheduling.state import fold
 from supernode.schema.event import Event, KillRanks, Launch, Rejected, Saved, Started, StepDone, StopAsked
-from supernode.schema.job import CheckpointSpec, DrillSpec, JobSpec, RecoverySpec
+from supernode.schema.job import DrillSpec, JobSpec
+from supernode.schema.lasting import CheckpointSpec, RecoverySpec
 from supernode.schema.manifest import Manifest
 from supernode.schema.report import RunState
 from supernode.simulation.cluster import SimulatedBackend
+from supernode.storing.chunks import CHUNK
+from supernode.storing.part import lay_out
+from supernode.storing.saves import Saves, name_of, saves_of
 
 JOB = JobSpec(
     steps=20, checkpoint=CheckpointSpec(every=5, keep=2), drill=DrillSpec(kill_step=8, rank=1),
@@ -59,13 +62,14 @@ class Cluster(SimulatedBackend):
 
 def whole(folder: Path, *, step: int) -> None:
     """Write a checkpoint of made-up bytes that passes the check."""
-    place = folder / store.name_of(step)
-    place.mkdir()
-    for file in ("__0_0.distcp", ".metadata"):
-        (place / file).write_bytes(b"x")
-    files = {path.name: (1, store.digest(path)) for path in place.iterdir()}
-    manifest = Manifest(step=step, samples=0, seed=0, model="", data="", layout="", optimizer="adamw", files=files)
-    store.write_manifest(place, manifest)
+    saves, piece = saves_in(folder), lay_out([("x", "uint8", (1,), (0,), (1,))])
+    stored, _ = saves.store(step, 0, memoryview(bytes([step]) + bytes(CHUNK - 1)), piece)
+    manifest = Manifest(step=step, samples=0, seed=0, model="", data="", layout="", optimizer="adamw")
+    saves.commit(manifest, [stored])
+
+
+def saves_in(folder: Path) -> Saves:
+    return saves_of(CheckpointSpec(), folder)
 
 
 def steps_in(notebook: Notebook) -> list[int]:
@@ -125,7 +129,7 @@ def test_without_any_whole_checkpoint_the_run_begins_again(tmp_path: Path) -> No
     notebook = Notebook()
 
     first = Started(plan=QUIET, checkpoints=((5, "step-00000005"),))
-    drive(first, controller=Controller(), backend=Cluster(), record=notebook, check=check_in(tmp_path))
+    drive(first, controller=Controller(), backend=Cluster(), record=notebook, check=check_in(saves_in(tmp_path)))
 
     assert steps_in(notebook) == list(range(1, 21))
     (reason,) = [event.reason for _, event in notebook.events if isinstance(event, Rejected)]
@@ -139,18 +143,18 @@ def test_a_damaged_checkpoint_is_set_aside_and_one_that_only_the_disk_knows_is_g
 
     first = Started(plan=QUIET, checkpoints=((5, "step-00000005"),))
     drive(
-        first, controller=Controller(), backend=cluster, record=notebook, check=check_in(tmp_path),
-        others=others_in(tmp_path),
+        first, controller=Controller(), backend=cluster, record=notebook, check=check_in(saves_in(tmp_path)),
+        others=others_in(saves_in(tmp_path)),
     )  # fmt: skip
 
     assert steps_in(notebook) == list(range(11, 21))
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["aside-step-00000005", "step-00000010"]
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["aside-step-00000005", "packs", "step-00000010"]
 
 
 def test_a_checkpoint_of_unchanged_bytes_passes_the_check(tmp_path: Path) -> None:
     whole(tmp_path, step=5)
 
-    check_in(tmp_path)(store.name_of(5))
+    check_in(saves_in(tmp_path))(name_of(5))
 
 
 def test_asked_to_stop_the_run_saves_where_it_stands_and_can_go_on() -> None:
@@ -171,7 +175,7 @@ def test_asked_to_stop_the_run_saves_where_it_stands_and_can_go_on() -> None:
     assert [event.step for _, event in notebook.events if isinstance(event, Saved)][-1] == last
 
     again = Controller(fold(notebook.events))
-    first = Started(plan=QUIET, checkpoints=((last, store.name_of(last)),))
+    first = Started(plan=QUIET, checkpoints=((last, name_of(last)),))
     ended = drive(first, controller=again, backend=Cluster(), record=notebook)
 
     assert ended.outcome == "finished"

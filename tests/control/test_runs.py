@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from supernode.checkpoint import store
 from supernode.control import runs
 from supernode.control.journal import Journal
 from supernode.control.training import changed
@@ -20,8 +19,10 @@ from supernode.errors import CheckpointError, MachineError, RunError, SpecError
 from supernode.schema.codec import to_json
 from supernode.schema.event import Started, StopAsked
 from supernode.schema.job import JobSpec
+from supernode.schema.lasting import CheckpointSpec
 from supernode.schema.plan import Layout, Plan
 from supernode.schema.report import RunState
+from supernode.storing.saves import saves_of
 
 JOB = JobSpec(name="small", steps=3)
 PLAN = Plan(job=JOB, layout=Layout(), machine="m", cards=(0,), micro_batch=16, micro_batches=1, stages=())
@@ -288,8 +289,10 @@ def state_with(run: runs.RunFolder, *, steps: int) -> RunState:
 def test_a_run_goes_on_from_all_checkpoints_whose_steps_it_knows(tmp_path: Path) -> None:
     run = with_checkpoints(begun(tmp_path / "run"), 2, 4, 6)
 
-    known = runs.checkpoints_to_go_on_from(run, state_with(run, steps=5))
-    nothing_known = runs.checkpoints_to_go_on_from(run, state_with(run, steps=0))
+    known = runs.checkpoints_to_go_on_from(saves_of(CheckpointSpec(), run.checkpoints), state_with(run, steps=5))
+    nothing_known = runs.checkpoints_to_go_on_from(
+        saves_of(CheckpointSpec(), run.checkpoints), state_with(run, steps=0)
+    )
 
     # The controller died before it read what its ranks said of step 6.
     assert known == ((2, "step-00000002"), (4, "step-00000004"))
@@ -304,16 +307,16 @@ def test_newer_checkpoints_are_set_aside_for_the_one_that_is_wanted(tmp_path: Pa
     run = with_checkpoints(begun(tmp_path / "run"), 2, 4, 6)
     state = state_with(run, steps=6)
 
-    found = runs.checkpoints_to_go_on_from(run, state, wanted="step-00000002")
-    untouched = [name for _, name in store.checkpoints(run.checkpoints)]
-    runs.set_newer_aside(run, "step-00000002")
+    found = runs.checkpoints_to_go_on_from(saves_of(CheckpointSpec(), run.checkpoints), state, wanted="step-00000002")
+    untouched = [name for _, name in saves_of(CheckpointSpec(), run.checkpoints).all()]
+    runs.set_newer_aside(saves_of(CheckpointSpec(), run.checkpoints), "step-00000002")
 
     assert found == ((2, "step-00000002"),)
     assert untouched == ["step-00000002", "step-00000004", "step-00000006"]
     kept = {entry.name for entry in run.checkpoints.iterdir()}
     assert kept == {"step-00000002", "aside-step-00000004", "aside-step-00000006", "step-x", "notes"}
     with pytest.raises(CheckpointError, match="step-00000004") as caught:
-        runs.checkpoints_to_go_on_from(run, state, wanted="step-00000004")
+        runs.checkpoints_to_go_on_from(saves_of(CheckpointSpec(), run.checkpoints), state, wanted="step-00000004")
     assert "there are: step-00000002" in caught.value.hint
     run.release()
 

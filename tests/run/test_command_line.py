@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from supernode.checkpoint import store
+from supernode.checkpoint.state import saves_in
 from supernode.cli.main import main
 from supernode.control.runs import RunFolder
 from supernode.control.training import status
@@ -151,7 +151,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     libc = ctypes.CDLL(None, use_errno=True)
     place = tmp_path / "disk"
     place.mkdir()
-    if libc.mount(b"tmpfs", str(place).encode(), b"tmpfs", 0, b"size=2m"):
+    if libc.mount(b"tmpfs", str(place).encode(), b"tmpfs", 0, b"size=1200k"):
         pytest.skip(f"mounting needs root: {os.strerror(ctypes.get_errno())}")
     yield place
     libc.umount2(str(place).encode(), 2)
@@ -163,8 +163,9 @@ def test_a_disk_that_fills_up_ends_the_run_which_goes_on_once_there_is_room(work
     with pytest.raises(MachineError, match="is full") as caught:
         workshop.run(workshop.job("t2"), folder)
     failed = status(folder)
-    kept = store.checkpoints(folder / "checkpoints")
-    store.verify(folder / "checkpoints" / kept[-1][1])
+    saves = saves_in(folder / "checkpoints")
+    kept = saves.all()
+    saves.verify(kept[-1][1])
     drafts = list((folder / "checkpoints").glob(".*"))
     ctypes.CDLL(None).mount(b"tmpfs", str(small_disk).encode(), b"tmpfs", 32, b"size=32m")  # 32: MS_REMOUNT
     workshop.resume(folder)

@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
-from supernode.checkpoint import state, store
+from supernode.checkpoint import state
+from supernode.checkpoint.source import on_disk
 from supernode.control.journal import read
 from supernode.schema.event import Event, Noted, StepDone
 from supernode.schema.report import RunState
+from supernode.storing.saves import name_of
 
 pytestmark = pytest.mark.slow
 
@@ -46,7 +48,7 @@ def test_a_resumed_run_equals_the_unbroken_one_to_the_bit(workshop: Any, tmp_pat
     assert workshop.resume(stopped).outcome == "finished"
 
     workshop.assert_same(stopped, tmp_path / "unbroken")
-    last = stopped / "checkpoints" / store.name_of(6)
+    last = on_disk(stopped / "checkpoints" / name_of(6))
     for rank in (0, 1):
         kept = state.find(last, f"compressor.{rank}.")
         assert any(bool(tensor.any()) for name, tensor in kept.items() if name.endswith(".feedback"))

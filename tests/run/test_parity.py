@@ -96,7 +96,7 @@ def test_a_checkpoint_that_rots_on_the_way_gives_way_to_the_one_before(workshop:
 
     def strike(event: Event, state: RunState) -> None:
         if isinstance(event, StepDone) and event.step == 5 and state.incarnation == 1:
-            shard = max((folder / "checkpoints" / "step-00000004").glob("*.distcp"))
+            shard = max((folder / "checkpoints" / "packs").glob("00000004-*"))
             shard.write_bytes(shard.read_bytes()[:-1])
             workshop.kill(0, signal=signal.SIGKILL)
 

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from supernode.checkpoint import store
+from supernode.checkpoint.state import saves_in
 from supernode.control.training import status
 from supernode.errors import CheckpointError, DataError, RunError, SpecError
 from supernode.schema.event import Event, StepDone
 from supernode.schema.report import RunState
+from supernode.storing.saves import name_of
 
 pytestmark = pytest.mark.slow
 
@@ -44,9 +45,9 @@ def test_ctrl_c_saves_the_step_under_way_and_stops(workshop: Any, stopped: Path)
 
     assert state.outcome == "stopped"
     assert state.step in (3, 4)
-    assert state.checkpoints[-1] == (state.step, store.name_of(state.step))
+    assert state.checkpoints[-1] == (state.step, name_of(state.step))
     assert "resume" in state.hint
-    store.verify(stopped / "checkpoints" / state.checkpoints[-1][1])
+    saves_in(stopped / "checkpoints").verify(state.checkpoints[-1][1])
     assert workshop.server.children == []
     workshop.assert_tidy(stopped)
 
@@ -98,7 +99,7 @@ def flip_a_byte(file: Path) -> None:
 
 def test_a_changed_byte_is_found_and_an_older_checkpoint_goes_on(workshop: Any, copy: Path) -> None:
     (_, older), (_, newest) = status(copy).checkpoints
-    shard = max((copy / "checkpoints" / newest).glob("*.distcp"))
+    shard = max((copy / "checkpoints" / "packs").glob(f"{newest.removeprefix('step-')}-*"))
     flip_a_byte(shard)
 
     with pytest.raises(CheckpointError, match=shard.name) as caught:

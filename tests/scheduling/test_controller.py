@@ -34,7 +34,8 @@ from supernode.schema.event import (
     Tell,
     Timed,
 )
-from supernode.schema.job import CheckpointSpec, DrillSpec, JobSpec, RecoverySpec
+from supernode.schema.job import DrillSpec, JobSpec
+from supernode.schema.lasting import CheckpointSpec, RecoverySpec
 from supernode.schema.plan import Layout, Plan
 
 JOB = JobSpec(

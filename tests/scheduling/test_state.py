@@ -22,7 +22,8 @@ from supernode.schema.event import (
     Started,
     StepDone,
 )
-from supernode.schema.job import CheckpointSpec, JobSpec
+from supernode.schema.job import JobSpec
+from supernode.schema.lasting import CheckpointSpec
 from supernode.schema.plan import Layout, Plan
 from supernode.schema.report import RunState
 

@@ -11,7 +11,8 @@ from supernode.errors import RunError, SpecError
 from supernode.hardware.assemble import build_machine
 from supernode.planning.planner import make_plan
 from supernode.schema.event import Event, KillRanks, Launch, RankLost, RankReady, RanksEnded, Saved, StepDone
-from supernode.schema.job import CheckpointSpec, DataSpec, JobSpec, OptimizerSpec
+from supernode.schema.job import DataSpec, JobSpec, OptimizerSpec
+from supernode.schema.lasting import CheckpointSpec
 from supernode.simulation.cluster import SimulatedBackend
 
 MACHINE = build_machine(card_count=4, card="H100")

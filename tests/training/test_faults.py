@@ -184,7 +184,7 @@ def test_odd_sizes_are_saved_whole_and_load_on_any_number_of_ranks(together: Tog
         parts = assemble(plan, place_of(plan.layout, rank))
         held = {name: p.detach() for name, p in parts.parameters()}
         mesh = init_device_mesh("cpu", (4,))
-        state.save(held | {"rows": distribute_tensor(rows, mesh, [Shard(0)])}, tmp_path, manifest())
+        state.save(held | {"rows": distribute_tensor(rows, mesh, [Shard(0)])}, state.saves_in(tmp_path), manifest())
 
     def load(rank: int) -> Tensor:
         empty = distribute_tensor(torch.zeros(10, 2), init_device_mesh("cpu", (3,)), [Shard(0)])

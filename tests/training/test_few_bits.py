@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from one_step import MACHINE, SEQUENCE, feed_of
-from supernode.checkpoint import state, store
+from supernode.checkpoint import state
+from supernode.checkpoint.source import on_disk
 from supernode.errors import RunError, SpecError
 from supernode.parallel.assemble import Parts, assemble
 from supernode.parallel.mesh import Place, place_of
@@ -26,6 +27,7 @@ from supernode.schema.job import DataSpec, JobSpec, OptimizerSpec
 from supernode.schema.model import DecoderShape
 from supernode.schema.plan import Layout, Plan
 from supernode.schema.spread import Communication, Parallelism
+from supernode.storing.saves import name_of
 from supernode.training.optimizer import optimizer_for
 from supernode.training.saving import make_manifest, restore, tensors
 from supernode.training.step import Stepper
@@ -130,13 +132,14 @@ def saved_and_restored(rank: int, folder: Path, first: Plan, second: Plan) -> tu
     for step in range(3):
         stepper.train(step)
     manifest = make_manifest(first, 3, stepper.feed.sampler, "text")
-    state.save(tensors(parts, stepper.optimizer, place.data), folder, manifest)
+    state.save(tensors(parts, stepper.optimizer, place.data), state.saves_in(folder), manifest)
     before = moments_of(stepper, parts)
     undisturbed = [stepper.train(step).loss for step in range(3, 6)], whole(parts)
     place = place_of(second.layout, rank)
     stepper, parts = stepper_of(second, place)
+    source = on_disk(folder / name_of(3))
     restore(
-        parts, stepper.optimizer, place, folder / store.name_of(3), store.read_manifest(folder / store.name_of(3)),
+        parts, stepper.optimizer, place, source, source.manifest,
         make_manifest(second, 3, stepper.feed.sampler, "text"),
     )  # fmt: skip
     after = moments_of(stepper, parts)
@@ -261,11 +264,13 @@ def test_feedback_is_saved_in_the_scale_that_is_saved_with_it(together: Together
         before, stepper.scaling.good = stepper.scaling.scale, GROWTH_STEPS - 1
         stepper.train(1)  # The scale doubles behind it.
         manifest = make_manifest(plan, 2, stepper.feed.sampler, "text")
-        state.save(tensors(parts, stepper.optimizer, place.data) | stepper.sending.state(), tmp_path, manifest)
+        state.save(
+            tensors(parts, stepper.optimizer, place.data) | stepper.sending.state(), state.saves_in(tmp_path), manifest
+        )
         again, others = stepper_of(plan, place)
-        folder = tmp_path / store.name_of(2)
-        restore(others, again.optimizer, place, folder, store.read_manifest(folder), manifest)
-        again.sending.restore(folder)
+        source = on_disk(tmp_path / name_of(2))
+        restore(others, again.optimizer, place, source, source.manifest, manifest)
+        again.sending.restore(source)
         for step in (2, 3):
             stepper.train(step)
             again.train(step)

@@ -1,219 +1,101 @@
-"""A run's tensors on disk and back, in any layout: torch's distributed checkpoint under our manifest."""
+"""A run's tensors on disk and back, in any layout, and an optimizer's as plain tensors by name."""
 
 from __future__ import annotations
 
-import errno
-import pickle
-import shutil
-import warnings
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 
-from supernode.checkpoint import store
-from supernode.errors import CheckpointError, MachineError
+from supernode.checkpoint.boxes import box_of, local_of, share_out
+from supernode.checkpoint.source import Source, as_bytes, fill, on_disk, whole
+from supernode.errors import CheckpointError, SupernodeError
 from supernode.schema.manifest import Manifest
+from supernode.storing.part import stream_bytes
+from supernode.storing.saves import Saves, Stored
+from supernode.storing.spread import Spread, disk_of
 
 State = Mapping[str, Tensor]
 
 
-def save(state: State, folder: Path, manifest: Manifest) -> int:
-    """Write a checkpoint together with all other ranks; returns its bytes once it is whole and named.
+def save(state: State, saves: Saves, manifest: Manifest) -> int:
+    """Write a checkpoint together with all other ranks; returns the bytes of its tensors once it is whole and named.
 
     Args:
         state: this rank's tensors by their names in the whole model; a name on several ranks is written once.
-        folder: of all checkpoints of the run.
+        saves: all checkpoints of the run.
 
     Raises:
-        MachineError: the disk is full; the draft is gone and earlier checkpoints are as they were.
+        MachineError: the disk is full; earlier checkpoints are as they were.
         CheckpointError: it cannot be written for another reason.
     """
-    draft = folder / f"{store.DRAFT}{store.name_of(manifest.step)}"
-    if _is_first():
-        shutil.rmtree(draft, ignore_errors=True)
-    _barrier()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            state_dict_saver.save(dict(state), storage_writer=FileSystemWriter(draft, single_file_per_rank=True))
-        files = _digests(draft)
-        if _is_first():
-            store.write_manifest(draft, replace(manifest, files=files))
-            store.commit(draft, folder / store.name_of(manifest.step))
-    except (CheckpointException, OSError, RuntimeError) as error:
-        explained = _explain(error, folder)  # While the draft still takes its space.
-        if _is_first():
-            shutil.rmtree(draft, ignore_errors=True)
-        raise explained from error
-    return sum(size for size, _ in files.values())
-
-
-def _digests(draft: Path) -> dict[str, tuple[int, str]]:
-    """Return size and digest of every file, each read by the rank that wrote it."""
+    boxes = [box_of(name, tensor) for name, tensor in state.items()]
     rank = dist.get_rank() if dist.is_initialized() else 0
-    mine = [p for p in draft.iterdir() if p.name.startswith(f"__{rank}_") or (rank == 0 and p.name == ".metadata")]
-    found = {path.name: (path.stat().st_size, store.digest(path)) for path in mine}
+    pieces = share_out(_of_all(boxes))[rank]
+    trouble: SupernodeError | None = None
+    done: Stored | None = None
+    try:
+        stream = bytearray(stream_bytes(pieces))
+        for piece in pieces:
+            stream[piece.start : piece.start + piece.nbytes] = as_bytes(local_of(state[piece.name]).cpu().contiguous())
+        done, _ = saves.store(manifest.step, rank, memoryview(stream), pieces)
+    except SupernodeError as error:
+        trouble = error
+    outcomes = _of_all((done, trouble))
+    failed = next((error for _, error in outcomes if error is not None), None)
+    if failed is None and rank == 0:
+        try:
+            saves.commit(manifest, [one for one, _ in outcomes if one is not None])
+        except SupernodeError as error:
+            failed = error
+    failed = _of_all(failed)[0]
+    if failed is not None:
+        if rank == 0:
+            saves.drop_draft(manifest.step)
+        raise failed
+    return sum(one.part[0] + one.nbytes for one, _ in outcomes if one is not None)
+
+
+def saves_in(folder: Path) -> Saves:
+    """Return the checkpoints in a folder, as the only disk."""
+    return Saves(Spread(disks=(disk_of(folder),)))
+
+
+def _of_all(value: Any) -> list[Any]:
+    """Return what every rank says, by rank."""
     if not dist.is_initialized():
-        return found
+        return [value]
     everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, found)
-    return {name: entry for files in everyone for name, entry in files.items()}
+    dist.all_gather_object(everyone, value)
+    return everyone
 
 
 def load(state: State, folder: Path) -> None:
-    """Fill this rank's tensors from a checkpoint, whatever layout wrote it. The caller has verified the bytes.
-
-    Raises:
-        CheckpointError: it is of another model; the message names the first tensor that differs.
-    """
-    reader = _Reader(folder)
-    known = reader.read_metadata().state_dict_metadata
-    for name, tensor in state.items():
-        entry = known.get(name)
-        if not isinstance(entry, TensorStorageMetadata):
-            raise CheckpointError(
-                f"{folder} holds no `{name}`; it is of another model", hint="resume the run that wrote it."
-            )
-        if tuple(entry.size) != tuple(tensor.shape):
-            raise CheckpointError(
-                f"`{name}` is {list(entry.size)} in {folder} and {list(tensor.shape)} in this model",
-                hint="resume the run that wrote it, or correct `model`.",
-            )
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            state_dict_loader.load(dict(state), storage_reader=reader, no_dist=not dist.is_initialized())
-    except (CheckpointException, OSError, RuntimeError) as error:
-        explained = _explain(error, folder)
-        raise explained from (None if explained is error else error)
+    """Fill this rank's tensors from a checkpoint in a folder; raises as `source.fill`."""
+    fill(state, on_disk(folder))
 
 
-def names_in(folder: Path) -> set[str]:
-    """Return the names of the tensors that a checkpoint holds."""
-    return set(_Reader(folder).read_metadata().state_dict_metadata)
-
-
-def find(folder: Path, prefix: str) -> dict[str, Tensor]:
+def find(source: Source, prefix: str) -> dict[str, Tensor]:
     """Return the tensors of a checkpoint whose names begin so, whole; each rank may ask for others."""
-    known = _Reader(folder).read_metadata().state_dict_metadata
-    found = {
-        name: torch.zeros(entry.size, dtype=entry.properties.dtype)
-        for name, entry in known.items()
-        if name.startswith(prefix) and isinstance(entry, TensorStorageMetadata)
-    }
-    if found:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            state_dict_loader.load(dict(found), storage_reader=_Reader(folder), no_dist=True)
-    return found
+    return {name: whole(name, source) for name in source.pieces if name.startswith(prefix)}
 
 
-def check_complete(names: set[str], folder: Path) -> None:
+def check_complete(names: set[str], source: Source) -> None:
     """Check that a checkpoint holds nothing beyond what all ranks together want, buffers of other copies aside.
 
     Raises:
         CheckpointError: it does, so it is of another model.
     """
-    everyone: list[Any] = [names]
-    if dist.is_initialized():
-        everyone = [None] * dist.get_world_size()
-        dist.all_gather_object(everyone, names)
     # What compressors held back of gradients is of use to its own rank alone, and can be done without.
-    known = {name for name in names_in(folder) if not name.startswith(("buffer.", "compressor."))}
-    if extra := sorted(known.difference(*everyone)):
+    known = {name for name in source.pieces if not name.startswith(("buffer.", "compressor."))}
+    if extra := sorted(known.difference(*_of_all(names))):
         raise CheckpointError(
-            f"{folder} also holds `{extra[0]}` ({len(extra)} such); it is of another model",
+            f"{source.where} also holds `{extra[0]}` ({len(extra)} such); it is of another model",
             hint="resume the run that wrote it, or correct `model`.",
         )
-
-
-_HARMLESS = {
-    ("torch", "Size"), ("torch", "device"), ("torch.serialization", "_get_layout"), ("pathlib", "PosixPath"),
-    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
-    *(
-        ("torch.distributed.checkpoint.metadata", name)
-        for name in (
-            "Metadata", "MetadataIndex", "ChunkStorageMetadata", "TensorStorageMetadata", "BytesStorageMetadata",
-            "TensorProperties", "StorageMeta", "_MEM_FORMAT_ENCODING",
-        )
-    ),
-}  # fmt: skip
-
-
-class _Unpickler(pickle.Unpickler):
-    """Reads torch's `.metadata` and nothing that could act: only the classes that it is made of are let in."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
-        if (module, name) in _HARMLESS or is_dtype:
-            return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"{module}.{name} has no place in a checkpoint")
-
-
-class _Reader(FileSystemReader):
-    """torch's reader, which would unpickle anything, with `_Unpickler` in its place."""
-
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        path = Path(self.path) / ".metadata"
-        try:
-            with path.open("rb") as file:
-                metadata = _Unpickler(file).load()
-            if not isinstance(metadata, Metadata):
-                raise pickle.UnpicklingError(f"holds a {type(metadata).__name__}")
-        except Exception as error:  # A damaged pickle can raise anything.
-            raise CheckpointError(
-                f"{path} cannot be read: {error}", hint="resume from an older checkpoint with `--checkpoint`."
-            ) from error
-        metadata.storage_meta = metadata.storage_meta or StorageMeta()
-        metadata.storage_meta.load_id = self.load_id
-        return metadata
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    yield error
-    if isinstance(error, CheckpointException):
-        for wrapped in error.failures.values():
-            yield from _causes(wrapped[0])
-    if error.__cause__ is not None:
-        yield from _causes(error.__cause__)
-
-
-def _explain(error: BaseException, folder: Path) -> BaseException:
-    """Return the error to raise: a full disk and other file trouble explained, a lost peer as it is."""
-    found = list(_causes(error))
-    text = " / ".join(str(cause) for cause in found)
-    full = any(isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT) for cause in found)
-    try:
-        free = shutil.disk_usage(folder).free
-    except OSError:
-        free = 0
-    # torch's writer tells of a write that came out short by its position alone.
-    if full or any(sign in text for sign in ("No space left", "PytorchStreamWriter", "unexpected pos")):
-        return MachineError(
-            f"the disk of {folder} is full ({free} bytes free); the checkpoint was not written",
-            hint="free some space or lower `checkpoint.keep`, then `supernode resume`; earlier checkpoints are whole.",
-        )
-    if any(isinstance(cause, OSError) for cause in found):
-        return CheckpointError(f"{folder}: {text}", hint="see that the folder can be written and read.")
-    return error
-
-
-def _is_first() -> bool:
-    return not dist.is_initialized() or dist.get_rank() == 0
-
-
-def _barrier() -> None:
-    if dist.is_initialized():
-        dist.barrier()
 
 
 @runtime_checkable

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 from typing import Protocol
 
 from supernode.backends.seam import Backend
-from supernode.checkpoint import store
 from supernode.errors import CheckpointError
 from supernode.scheduling.controller import Controller
 from supernode.schema.event import AskToStop, Command, Ended, Event, Finish, KillRank, KillRanks, Launch, Rejected, Tell
 from supernode.schema.report import RunState
+from supernode.storing.saves import Saves
 
 POLL_SECONDS = 0.2
 
@@ -29,21 +28,21 @@ Others = Callable[[str], tuple[tuple[int, str], ...]]
 Watch = Callable[[Event, RunState], None]
 
 
-def check_in(folder: Path) -> Check:
-    """Return a check that raises `CheckpointError` unless every byte of a checkpoint in `folder` is as written."""
+def check_in(saves: Saves) -> Check:
+    """Return a check that raises `CheckpointError` unless every byte of a checkpoint can be had as it was written."""
 
     def check(name: str) -> None:
-        store.verify(folder / name)
+        saves.verify(name)
 
     return check
 
 
-def others_in(folder: Path) -> Others:
-    """Return what sets a checkpoint in `folder` aside and tells (step, name) of those that are left, oldest first."""
+def others_in(saves: Saves) -> Others:
+    """Return what sets a checkpoint aside and tells (step, name) of those that are left, oldest first."""
 
     def others(name: str) -> tuple[tuple[int, str], ...]:
-        store.set_aside(folder, name)
-        return tuple(store.checkpoints(folder))
+        saves.set_aside(name)
+        return tuple(saves.all())
 
     return others
 

@@ -14,7 +14,6 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from supernode.checkpoint import store
 from supernode.control.journal import read
 from supernode.errors import CheckpointError, MachineError, RunError, SupernodeError
 from supernode.files import DRAFT, write_whole
@@ -23,6 +22,7 @@ from supernode.schema.codec import from_json, to_json
 from supernode.schema.event import Started
 from supernode.schema.job import JobSpec
 from supernode.schema.report import RunState
+from supernode.storing.saves import Saves, step_of
 
 JOURNAL = "journal.db"
 JOB = "job.json"
@@ -267,7 +267,7 @@ def _is_free(path: Path) -> bool:
         return False
 
 
-def checkpoints_to_go_on_from(run: RunFolder, state: RunState, *, wanted: str = "") -> tuple[tuple[int, str], ...]:
+def checkpoints_to_go_on_from(saves: Saves, state: RunState, *, wanted: str = "") -> tuple[tuple[int, str], ...]:
     """Return (step, name) of the checkpoints to go on from, oldest first; those up to `wanted` if it is given.
 
     Nothing is renamed yet: `set_newer_aside` does that once nothing stands in the way of going on.
@@ -278,26 +278,26 @@ def checkpoints_to_go_on_from(run: RunFolder, state: RunState, *, wanted: str = 
     Raises:
         CheckpointError: `wanted` is not there.
     """
-    store.sweep(run.checkpoints)
-    found = store.checkpoints(run.checkpoints)
+    saves.sweep()
+    found = saves.all()
     if not wanted:
         last, saved = max(state.losses, default=0), {name for _, name in state.checkpoints}
         return tuple(entry for entry in found if entry[0] < last or entry[1] in saved) or tuple(found)
     names = [name for _, name in found]
     if wanted not in names:
         raise CheckpointError(
-            f"there is no checkpoint `{wanted}` in {run.checkpoints}",
+            f"there is no checkpoint `{wanted}` in {saves.disks[0].where}",
             hint=f"there are: {', '.join(names) or 'none'}.",
         )
     return tuple(found[: names.index(wanted) + 1])
 
 
-def set_newer_aside(run: RunFolder, wanted: str) -> None:
+def set_newer_aside(saves: Saves, wanted: str) -> None:
     """Rename the checkpoints after `wanted`: the way not taken, kept under names that no restart mistakes for its own.
 
     Raises:
         MachineError: one cannot be renamed.
     """
-    for step, name in store.checkpoints(run.checkpoints):
-        if step > store.step_of(wanted):
-            store.set_aside(run.checkpoints, name)
+    for step, name in saves.all():
+        if step > step_of(wanted):
+            saves.set_aside(name)

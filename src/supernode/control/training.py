@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from supernode.backends.fork_client import ForkServer
 from supernode.backends.local import LocalBackend
-from supernode.checkpoint import store
 from supernode.control import runs
 from supernode.control.drive import check_in, drive, others_in
 from supernode.control.journal import Journal
@@ -45,6 +44,7 @@ from supernode.schema.plan import Layout, Plan
 from supernode.schema.report import Report, RunState
 from supernode.schema.slice import Request
 from supernode.schema.trace import ModelTrace
+from supernode.storing.saves import Saves, saves_of, step_of
 
 if TYPE_CHECKING:
     from supernode.hardware.machine import Machine
@@ -121,16 +121,17 @@ def resume(
                     f"the run in {run.path} is finished: {state.step} of {job.steps} steps are done",
                     hint="see `supernode report`, or train on with `--set steps=N`.",
                 )
-            if store.step_of(checkpoint) >= 0:
-                check_in(run.checkpoints)(checkpoint)
-            found = runs.checkpoints_to_go_on_from(run, state, wanted=checkpoint)
+            saves = saves_of(job.checkpoint, run.checkpoints)
+            if step_of(checkpoint) >= 0:
+                saves.verify(checkpoint)
+            found = runs.checkpoints_to_go_on_from(saves, state, wanted=checkpoint)
             if state.checkpoints and not found:
                 raise CheckpointError(
                     f"every checkpoint is gone from {run.checkpoints}; the newest was {state.checkpoints[-1][1]}",
                     hint="put the folder back as it was, or start a new run.",
                 )
             if found and not checkpoint:
-                _explain_damage(run, found)
+                _explain_damage(saves, found)
             if cards is not None:
                 job = fit_layout(job, cards)
             layout = resolve_layout(job, pool.machine.card_count if cards is None else cards)
@@ -147,7 +148,7 @@ def resume(
                 if overrides:
                     run.write_job(asked)
                 if checkpoint:
-                    runs.set_newer_aside(run, checkpoint)
+                    runs.set_newer_aside(saves, checkpoint)
                 return _drive(run, plan, corpus, state, found, machine=pool.machine, watch=watch, server=server)
         finally:
             run.release()
@@ -197,6 +198,7 @@ def _drive(
     run: runs.RunFolder, plan: Plan, corpus: Corpus | None, state: RunState | None,
     found: tuple[tuple[int, str], ...], *, machine: Machine, watch: Watch | None, server: ForkServer | None,
 ) -> Report:  # fmt: skip
+    saves = saves_of(plan.job.checkpoint, run.checkpoints)
     journal = Journal(run.path / runs.JOURNAL)
     run.keep()
     backend = LocalBackend(run.path, silence=plan.job.recovery.silence, server=server)
@@ -205,7 +207,7 @@ def _drive(
         with interrupts() as asked:
             ended = drive(
                 Started(plan=plan, checkpoints=found), controller=controller, backend=backend,
-                record=journal, check=check_in(run.checkpoints), others=others_in(run.checkpoints), watch=watch,
+                record=journal, check=check_in(saves), others=others_in(saves), watch=watch,
                 asked=asked,
             )  # fmt: skip
     except SupernodeError as error:
@@ -216,7 +218,7 @@ def _drive(
     finally:
         backend.close()
         journal.close()
-        store.sweep(run.checkpoints)
+        saves.sweep()
     if ended.outcome == "failed":
         with suppress(MachineError, RunError):  # Why the run failed matters more.
             write_report(run.path)
@@ -237,10 +239,10 @@ def _own_corpus(run: runs.RunFolder, job: JobSpec) -> Corpus:
         return prepare(job, run.path / runs.DATA)
 
 
-def _explain_damage(run: runs.RunFolder, found: tuple[tuple[int, str], ...]) -> None:
+def _explain_damage(saves: Saves, found: tuple[tuple[int, str], ...]) -> None:
     """Check the newest checkpoint before a person goes on from it: whether to lose the steps since is theirs to say."""
     try:
-        check_in(run.checkpoints)(found[-1][1])
+        saves.verify(found[-1][1])
     except CheckpointError as error:
         older = found[-2][1] if len(found) > 1 else ""
         hint = (

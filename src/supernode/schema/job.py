@@ -7,6 +7,7 @@ from pathlib import PurePath
 from typing import ClassVar, Literal
 
 from supernode.errors import SpecError
+from supernode.schema.lasting import CheckpointSpec, RecoverySpec
 from supernode.schema.model import PRESETS, DecoderShape
 from supernode.schema.spread import FORBID, MOST_CARDS, Balance, Communication, Parallelism, within
 
@@ -116,24 +117,6 @@ class OptimizerSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointSpec:
-    """When the run's state is saved.
-
-    Attributes:
-        every: steps between checkpoints.
-        keep: newest whole checkpoints that stay on disk.
-    """
-
-    __pydantic_config__: ClassVar = FORBID
-
-    every: int = 50
-    keep: int = 2
-
-    def __post_init__(self) -> None:
-        within("checkpoint", self, every=(1, 10**9), keep=(1, 10_000))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluateSpec:
     """When the model is tried on held-out data.
 
@@ -149,24 +132,6 @@ class EvaluateSpec:
 
     def __post_init__(self) -> None:
         within("evaluate", self, every=(0, 10**9), batches=(1, 10**6))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecoverySpec:
-    """What happens after a failure.
-
-    Attributes:
-        most_restarts: restarts in a row without a new checkpoint before the run stops.
-        silence: seconds without a word from a card after which it counts as lost.
-    """
-
-    __pydantic_config__: ClassVar = FORBID
-
-    most_restarts: int = 5
-    silence: float = 600.0
-
-    def __post_init__(self) -> None:
-        within("recovery", self, most_restarts=(0, 1000), silence=(1, 86_400))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

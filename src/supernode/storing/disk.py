@@ -15,7 +15,7 @@ from supernode.storing.system import System
 
 Piece = bytes | bytearray | memoryview
 DOOMED = ".doomed-"
-"""Begins the name of a folder that is being deleted."""
+"""Begins the name of a folder that is being deleted, or of a file that is not whole yet."""
 _VECTORS = 512
 """Pieces in one write; the kernel takes 1,024 (IOV_MAX)."""
 
@@ -49,6 +49,9 @@ class Disk(Protocol):
             MachineError: the disk is full.
             CheckpointError: it cannot be written for another reason.
         """
+
+    def renew(self, name: str) -> Sink:
+        """Begin a file that takes the place of what bears its name, durably and at once, when it is finished."""
 
     def publish(self, draft: str, final: str) -> None:
         """Give a folder its name, durably and at once: after a loss of power it bears the one or the other."""
@@ -88,6 +91,16 @@ class Folder:
         try:
             self._make(target.parent)
             return _FileSink(self, target, self.system.create(target))
+        except OSError as error:
+            raise explained(error, self.where) from error
+
+    def renew(self, name: str) -> Sink:
+        """Write beside it, and rename."""
+        target = self._inside(name)
+        draft = target.with_name(f"{DOOMED}{target.name}")
+        try:
+            self._make(target.parent)
+            return _FileSink(self, draft, self.system.create(draft), target)
         except OSError as error:
             raise explained(error, self.where) from error
 
@@ -184,8 +197,8 @@ class Folder:
 class _FileSink:
     """A file of a folder while it is written."""
 
-    def __init__(self, disk: Folder, target: Path, descriptor: int) -> None:
-        self._disk, self._target, self._descriptor = disk, target, descriptor
+    def __init__(self, disk: Folder, target: Path, descriptor: int, final: Path | None = None) -> None:
+        self._disk, self._target, self._descriptor, self._final = disk, target, descriptor, final
 
     def add(self, pieces: Iterable[Piece]) -> None:
         """Write, however little the kernel takes at once."""
@@ -204,9 +217,12 @@ class _FileSink:
                 batch[0] = batch[0][taken:]
 
     def finish(self) -> None:
-        """Sync and close."""
+        """Sync and close; and give it its name, if it has another so far."""
         try:
             self._disk.system.sync(self._descriptor)
+            if self._final is not None:
+                self._disk.system.rename(self._target, self._final)
+                self._disk.system.sync_names(self._final.parent)
         except OSError as error:
             raise explained(error, self._disk.where) from error
         self._disk.system.close(self._descriptor)

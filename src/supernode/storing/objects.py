@@ -39,6 +39,10 @@ class Objects:
         except OSError as error:
             raise explained(error, self.where) from error
 
+    def renew(self, name: str) -> Sink:
+        """Begin an object; the one before stays until this one is whole."""
+        return self.open(name)
+
     def publish(self, draft: str, final: str) -> None:
         """Copy the objects to their names, the manifest last; then let the draft go."""
         last = "manifest.json"

@@ -1,10 +1,9 @@
-"""How do new chunks get into a pack, and a tensor's bytes out of packs? Every byte read is held against its digest."""
+"""Which chunks of a stream are new, and how do they get into a pack?"""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,19 +11,15 @@ import xxhash
 import zstandard
 from numpy.typing import NDArray
 
-from supernode.errors import CheckpointError
 from supernode.schema.manifest import Pack
 from supernode.storing.chunks import CHUNK, ZEROS, Table, digests_of, empty_table, runs
-from supernode.storing.disk import Disk
 from supernode.storing.part import Part, Piece
-from supernode.storing.spread import LOST, Spread, mapped, rebuilt, shares_of
+from supernode.storing.spread import Spread
 
 PACKS = "packs"
 PAYS = 0.85
 """Share of its bytes that a sample must shrink to for compression to pay: reading it back takes time, too."""
 _LEVEL = 1
-_CHECKED = 256
-"""Chunks that are checked at once."""
 _PIECE = 2**22
 """Bytes written at once."""
 _SAMPLES = 8
@@ -72,7 +67,7 @@ def write_pack(
     known: dict[str, Pack] = {}
     if before is not None:
         known = dict(before.packs)
-        _adopt(table, packs, pieces, before)
+        _adopt(table, packs, pieces, before, spread)
     fresh = (table["stored"] == 0) & (table["digest"] != ZEROS).any(axis=1)
     if fresh.any():
         table["pack"][fresh] = len(packs)
@@ -143,8 +138,12 @@ def _digest(stream: memoryview, table: Table, pace: Callable[[int], None]) -> No
         pace(len(part))
 
 
-def _adopt(table: Table, packs: list[str], pieces: tuple[Piece, ...], before: Before) -> None:
-    """Take over the rows of chunks that are as they were, unless they lie in a pack that is mostly dead."""
+def _adopt(table: Table, packs: list[str], pieces: tuple[Piece, ...], before: Before, spread: Spread) -> None:
+    """Take over the rows of chunks that are as they were, unless they lie in a pack that is mostly dead.
+
+    Nor are those taken over whose pack is gone from a disk, or lies otherwise than new ones do: what a save promises
+    holds for all of it.
+    """
     old = before.part
     known = {piece.box: piece for piece in old.pieces}
     same = np.zeros(len(table), dtype=bool)
@@ -158,6 +157,8 @@ def _adopt(table: Table, packs: list[str], pieces: tuple[Piece, ...], before: Be
     whole = np.array([before.packs[name].nbytes for name in old.packs], dtype=np.float64)
     sparse = np.zeros(max(len(whole), 1), dtype=bool)
     sparse[: len(whole)] = live[: len(whole)] < _SPARSE * whole
+    for number, name in enumerate(old.packs):
+        sparse[number] |= live[number] > 0 and not spread.holds(name, before.packs[name])
     moved = same & sparse[table["pack"]]
     for column in ("offset", "pack", "stored"):
         table[column][moved] = 0
@@ -178,134 +179,3 @@ def _pays(stream: memoryview, rows: slice, mask: NDArray[np.bool_]) -> bool:
     chosen = fresh[np.linspace(0, len(fresh) - 1, min(_SAMPLES, len(fresh))).astype(int)] + rows.start
     sample = b"".join(stream[row * CHUNK : (row + 1) * CHUNK] for row in chosen)
     return len(zstandard.compress(sample, _LEVEL)) < PAYS * len(sample)
-
-
-class Packs:
-    """Reads pieces from packs that lie on one or more disks; a bad or missing copy is made good by the next.
-
-    Attributes:
-        bad: (disk, file) of what was found damaged on the way.
-    """
-
-    def __init__(self, disks: Sequence[Disk]) -> None:
-        self._disks = tuple(disks)
-        self._sources: dict[str, list[memoryview]] = {}
-        self._waiting: dict[str, Iterator[memoryview]] = {}
-        self.bad: set[tuple[str, str]] = set()
-
-    def read(self, part: Part, piece: Piece, into: memoryview) -> None:
-        """Fill memory of the piece's size with its bytes.
-
-        Raises:
-            CheckpointError: no copy of a chunk is whole; the message names tensor and pack.
-        """
-        view = into.cast("B")
-        table = part.table[piece.chunks]
-        for first, beyond in _stretches(table):
-            target = view[first * CHUNK : min(beyond * CHUNK, piece.nbytes)]
-            self._fetch(part, table[first:beyond], target, piece)
-
-    def read_range(self, part: Part, piece: Piece, start: int, into: memoryview) -> None:
-        """Fill memory with a piece's bytes from `start` on, reading no more chunks than they lie in."""
-        view = into.cast("B")
-        low, high = start // CHUNK, -(-(start + len(view)) // CHUNK)
-        table = part.table[piece.chunks][low:high]
-        for first, beyond in _stretches(table):
-            room = memoryview(bytearray(min((low + beyond) * CHUNK, piece.nbytes) - (low + first) * CHUNK))
-            self._fetch(part, table[first:beyond], room, piece)
-            begin = (low + first) * CHUNK - start  # Where the stretch begins in what is asked for.
-            from_, to = max(0, -begin), min(len(room), len(view) - begin)
-            view[begin + from_ : begin + to] = room[from_:to]
-
-    def check(self, part: Part, piece: Piece) -> None:
-        """Read a piece and let it go; raises as `read`."""
-        table = part.table[piece.chunks]
-        room = memoryview(bytearray(min(_CHECKED, len(table)) * CHUNK))
-        for first, beyond in _stretches(table):
-            for start in range(first, beyond, _CHECKED):
-                end = min(start + _CHECKED, beyond)
-                target = room[: min(end * CHUNK, piece.nbytes) - start * CHUNK]
-                self._fetch(part, table[start:end], target, piece)
-
-    def _fetch(self, part: Part, rows: Table, target: memoryview, piece: Piece) -> None:
-        if rows["stored"][0]:
-            self._fill(part.packs[int(rows["pack"][0])], rows, target, piece)
-        else:
-            self._zeros(target, rows, piece)
-
-    @staticmethod
-    def _zeros(target: memoryview, rows: Table, piece: Piece) -> None:
-        if bool((rows["digest"] != ZEROS).any()):
-            raise CheckpointError(f"`{piece.name}` has a chunk that lies nowhere", hint=LOST)
-        target[:] = bytes(len(target))
-
-    def _fill(self, pack: str, rows: Table, target: memoryview, piece: Piece) -> None:
-        if pack not in self._sources:
-            self._sources[pack] = []
-            self._waiting[pack] = self._open(pack)
-        if any(_take(source, rows, target) for source in self._sources[pack]):
-            return
-        for source in self._waiting[pack]:
-            self._sources[pack].append(source)
-            if _take(source, rows, target):
-                return
-        raise CheckpointError(
-            f"`{piece.name}` cannot be read: what {pack} holds of it is missing or not what was written", hint=LOST
-        )
-
-    def _open(self, pack: str) -> Iterator[memoryview]:
-        """Yield copies of a pack, and at last what its shares give."""
-        for disk in self._disks:
-            with suppress(OSError, ValueError):
-                yield mapped(disk, pack)
-        shares, bad = shares_of(self._disks, pack)
-        self.bad |= bad
-        if shares:
-            with suppress(CheckpointError):
-                yield memoryview(rebuilt(shares, pack))
-
-
-def _stretches(table: Table) -> list[tuple[int, int]]:
-    """Return (first, one past the last) of the rows that can be read in one go: alike and one behind the other."""
-    if not len(table):
-        return []
-    stored, nothing = table["stored"], table["stored"] == 0
-    raw = stored == CHUNK
-    follows = raw[1:] & raw[:-1] & (table["pack"][1:] == table["pack"][:-1])
-    follows &= table["offset"][1:] == table["offset"][:-1] + np.uint64(CHUNK)
-    follows |= nothing[1:] & nothing[:-1]
-    breaks = (np.flatnonzero(~follows) + 1).tolist()
-    return list(zip([0, *breaks], [*breaks, len(table)], strict=True))
-
-
-def _take(source: memoryview, rows: Table, target: memoryview) -> bool:
-    """Copy a run of chunks out of a pack; tells whether they are what was written.
-
-    What is copied is what is checked, so that a page that turns bad between two reads is no matter.
-    """
-    start = int(rows["offset"][0])
-    if rows["stored"][0] == CHUNK:
-        data = source[start : start + CHUNK * len(rows)]
-        if len(data) < CHUNK * len(rows):
-            return False
-        target[:] = data[: len(target)]
-        return _is_written(target, rows)
-    try:
-        chunk = zstandard.decompress(source[start : start + int(rows["stored"][0])], max_output_size=CHUNK)
-    except zstandard.ZstdError:
-        return False
-    if len(chunk) != CHUNK:
-        return False
-    target[:] = chunk[: len(target)]
-    return _is_written(target, rows)
-
-
-def _is_written(target: memoryview, rows: Table) -> bool:
-    """Tell whether memory has the digests of its rows; the last chunk may be a padded one."""
-    whole = len(target) // CHUNK * CHUNK
-    if not bool((digests_of(target[:whole]) == rows["digest"][: whole // CHUNK]).all()):
-        return False
-    if whole == len(target):
-        return True
-    last = bytes(target[whole:]).ljust(CHUNK, b"\0")
-    return bool((digests_of(memoryview(last))[0] == rows["digest"][-1]).all())

@@ -11,17 +11,20 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import xxhash
 
 from supernode.errors import CheckpointError, SupernodeError
 from supernode.schema import plain
+from supernode.schema.lasting import CheckpointSpec
 from supernode.schema.manifest import VERSION, Manifest, Pack
 from supernode.storing.disk import DOOMED, Disk, write_file
-from supernode.storing.pack import PACKS, Before, Packs, pack_name, write_pack
+from supernode.storing.pack import PACKS, Before, pack_name, write_pack
 from supernode.storing.part import Part, Piece, read_part
-from supernode.storing.spread import Spread, pack_of
+from supernode.storing.reading import Packs
+from supernode.storing.spread import Spread, disk_of, pack_of
 
 MANIFEST = "manifest.json"
 DRAFT = ".draft-"
@@ -32,6 +35,16 @@ PART = re.compile(r"part-\d{4,6}")
 PACK = re.compile(r"packs/\d{8,12}-\d{4,6}-[0-9a-f]{8}\.pack")
 _MOST_MANIFEST_BYTES = 64 * 2**20
 _MOST_PART_BYTES = 2**33
+
+
+def saves_of(spec: CheckpointSpec, folder: Path) -> Saves:
+    """Return the checkpoints of a run.
+
+    Args:
+        folder: the run's own for them: the only disk where none is named, and where relative ones begin.
+    """
+    places = [place if "://" in place else folder / place for place in spec.disks] or [folder]
+    return Saves(Spread(disks=tuple(map(disk_of, places)), copies=spec.copies, parity=spec.parity))
 
 
 def name_of(step: int) -> str:
@@ -130,10 +143,11 @@ class Saves:
         return manifest
 
     def drop_draft(self, step: int) -> None:
-        """Delete what there is of a save that was given up."""
-        for disk in self.disks:
-            with suppress(SupernodeError):
+        """Delete what there is of a save that was given up, as far as the disks let it."""
+        with suppress(SupernodeError):
+            for disk in self.disks:
                 disk.delete(f"{DRAFT}{name_of(step)}")
+            self.collect(lambda of: of == step)
 
     def before(self, name: str, manifest: Manifest, writer: int) -> Before | None:
         """Return what a writer's next save can build on; None where it did not write then.
@@ -206,28 +220,39 @@ class Saves:
     def prune(self, *, keep: int, newest: int) -> list[str]:
         """Delete all but the last `keep` checkpoints up to the step `newest`, and the packs that no other needs.
 
-        No save may be open, or its packs would go. Returns what is deleted.
+        A save of a later step may be open. Returns what is deleted.
         """
         reached = [name for step, name in self.all() if step <= newest]
         doomed = reached[: max(0, len(reached) - keep)]
         for name in doomed:
             for disk in self.disks:
                 disk.delete(name)
-        return [*doomed, *self.collect()]
+        try:
+            return [*doomed, *self.collect(lambda step: step <= newest)]
+        except CheckpointError:
+            return doomed  # A checkpoint that cannot be read names packs that nobody knows: then all stay.
 
-    def collect(self) -> list[str]:
+    def collect(self, of: Callable[[int], bool] = lambda step: True) -> list[str]:
         """Delete the packs that no checkpoint names, also none that is set aside; returns them.
+
+        Args:
+            of: tells of a step whether no save of it is open, whose packs would go as well.
 
         Raises:
             CheckpointError: a manifest cannot be read, so what it needs is not known; nothing is deleted then.
         """
         live: set[str] = set()
         for name in self._named():
-            live |= set(self.manifest(name).packs)
+            try:
+                live |= set(self.manifest(name).packs)
+            except CheckpointError:
+                if not name.startswith(ASIDE):  # What is set aside and says nothing is of no use to anybody.
+                    raise
         gone = set()
         for disk in self.disks:
             for file in disk.names(PACKS):
-                if (pack := f"{PACKS}/{pack_of(file)}") not in live:
+                step = file.partition("-")[0]
+                if (pack := f"{PACKS}/{pack_of(file)}") not in live and step.isdigit() and of(int(step)):
                     disk.delete(f"{PACKS}/{file}")
                     gone.add(pack)
         return sorted(gone)
@@ -235,9 +260,10 @@ class Saves:
     def set_aside(self, name: str) -> None:
         """Rename a checkpoint so that nothing goes on from it and nothing deletes it."""
         for disk in self.disks:
-            if disk.names(name):
+            there = disk.names("")
+            if name in there:
                 number = 1
-                while disk.names(place := f"{ASIDE}{name}" + (f"-{number}" if number > 1 else "")):
+                while (place := f"{ASIDE}{name}" + (f"-{number}" if number > 1 else "")) in there:
                     number += 1
                 disk.publish(name, place)
 
@@ -274,7 +300,7 @@ def _manifest(disk: Disk, name: str) -> Manifest:
     hint = "resume from an older one with `--checkpoint`, or delete this folder."
     size = disk.size(f"{name}/{MANIFEST}")
     if size < 0:
-        what = "has no manifest, so it is not whole" if disk.names(name) else "is not there"
+        what = "has no manifest, so it is not whole" if name in disk.names("") else "is not there"
         raise CheckpointError(f"{where} {what}", hint=hint)
     if size > _MOST_MANIFEST_BYTES:
         raise CheckpointError(f"{where}/{MANIFEST} is larger than a manifest can be", hint=hint)

@@ -12,11 +12,13 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import xxhash
 import zfec
 
 from supernode.errors import CheckpointError, SpecError, SupernodeError
+from supernode.schema.manifest import Pack
 from supernode.storing.disk import Disk, Folder, Piece, Sink
 from supernode.storing.objects import Objects
 
@@ -25,6 +27,8 @@ BLOCK = 256 * 1024
 _TAIL = struct.Struct("<8sIIIIQ")  # magic, shares needed, shares, number of this one, block, bytes of the pack
 _MAGIC = b"snshare1"
 _DIGEST = 16
+_FAR = 4 * 2**20
+"""Bytes that are got at once from afar."""
 _MOST_DISKS = 256  # of zfec, whose field has so many elements
 
 
@@ -83,10 +87,22 @@ class Spread:
         count = len(self.disks) if self.parity else self.copies
         return [(home + turn) % len(self.disks) for turn in range(count)]
 
+    def holds(self, name: str, pack: Pack) -> bool:
+        """Tell whether a pack lies as this spread would have it, all of it, as far as sizes tell."""
+        if (pack.copies, pack.parity, pack.disks) != (self.copies, self.parity, len(self.disks)):
+            return False
+        size = share_bytes(pack.nbytes, len(self.disks) - self.parity) if self.parity else pack.nbytes
+        return all(self.disks[disk].size(file) == size for disk, file in self.files(name, home=pack.home))
+
     def files(self, name: str, *, home: int) -> list[tuple[int, str]]:
         """Return (disk, file) of all that a pack is written as."""
         holders = self.holders(home)
         return [(disk, share_name(name, turn) if self.parity else name) for turn, disk in enumerate(holders)]
+
+
+def share_bytes(nbytes: int, needed: int) -> int:
+    """Return the bytes of each share of a pack."""
+    return -(-nbytes // (BLOCK * needed)) * (BLOCK + _DIGEST) + _TAIL.size + _DIGEST
 
 
 def share_name(pack: str, number: int) -> str:
@@ -177,7 +193,7 @@ class Share:
             raise ValueError("its end is not what was written")
         magic, self.needed, self.count, self.number, block, self.nbytes = _TAIL.unpack(tail[: _TAIL.size])
         self.rows = -(-self.nbytes // (BLOCK * max(self.needed, 1)))
-        expected = _TAIL.size + _DIGEST + self.rows * (BLOCK + _DIGEST)
+        expected = share_bytes(self.nbytes, max(self.needed, 1))
         sane = magic == _MAGIC and block == BLOCK and 1 <= self.needed <= self.count <= _MOST_DISKS
         if not sane or not 0 <= self.number < self.count or len(self._memory) != expected:
             raise ValueError("it is no share")
@@ -205,41 +221,97 @@ def shares_of(disks: Sequence[Disk], pack: str) -> tuple[dict[int, Share], set[t
     return found, bad
 
 
-def rebuilt(shares: dict[int, Share], pack: str) -> bytes:
-    """Return a pack from its shares.
+class Joined:
+    """A pack that lies in shares, read as if it were one piece of memory; rows are put together as they are needed.
 
     Raises:
-        CheckpointError: too few of a row's blocks are whole.
+        CheckpointError: the shares do not fit one another.
     """
-    kinds = {(share.needed, share.count, share.nbytes) for share in shares.values()}
-    if len(kinds) != 1:
-        raise CheckpointError(f"{pack} is lost: it has no shares that fit one another", hint=LOST)
-    needed, count, nbytes = kinds.pop()
-    decoder = zfec.Decoder(needed, count)
-    rows: list[bytes] = []
-    for row in range(-(-nbytes // (BLOCK * needed))):
+
+    def __init__(self, shares: dict[int, Share], pack: str) -> None:
+        kinds = {(share.needed, share.count, share.nbytes) for share in shares.values()}
+        if len(kinds) != 1:
+            raise CheckpointError(f"{pack} is lost: it has no shares that fit one another", hint=LOST)
+        self._shares, self._pack = shares, pack
+        self._needed, self._count, self._nbytes = kinds.pop()
+        self._decoder = zfec.Decoder(self._needed, self._count)
+        self._last: tuple[int, memoryview] = -1, memoryview(b"")
+
+    def __len__(self) -> int:
+        return self._nbytes
+
+    def __getitem__(self, where: slice) -> memoryview:
+        """Return bytes; fewer where the pack ends.
+
+        Raises:
+            CheckpointError: too few of a row's blocks are whole.
+        """
+        start, stop, _ = where.indices(self._nbytes)
+        size = BLOCK * self._needed
+        found = []
+        for row in range(start // size, -(-stop // size) if stop > start else 0):
+            data = self._row(row)
+            found.append(data[max(0, start - row * size) : stop - row * size])
+        return found[0] if len(found) == 1 else memoryview(b"".join(found))
+
+    def _row(self, row: int) -> memoryview:
+        if self._last[0] != row:
+            self._last = row, memoryview(self._joined(row))
+        return self._last[1]
+
+    def _joined(self, row: int) -> bytes:
         blocks: dict[int, memoryview] = {}
-        for number in sorted(shares):
-            if len(blocks) < needed and (block := shares[number].block(row)) is not None:
+        for number in sorted(self._shares):
+            if len(blocks) < self._needed and (block := self._shares[number].block(row)) is not None:
                 blocks[number] = block
-        if len(blocks) < needed:
+        if len(blocks) < self._needed:
             raise CheckpointError(
-                f"{pack} is lost: of its {count} shares {len(blocks)} are whole, and {needed} are needed", hint=LOST
-            )
-        if max(blocks) < needed:  # The first shares are the pack itself.
-            rows.extend(bytes(blocks[number]) for number in range(needed))
-        else:
-            # The decoder wants each share below `needed` at its own place.
-            order = [number for number in blocks if number >= needed]
-            placed = [number if number in blocks else order.pop() for number in range(needed)]
-            rows.extend(decoder.decode([bytes(blocks[number]) for number in placed], placed))
-    return b"".join(rows)[:nbytes]
+                f"{self._pack} is lost: of its {self._count} shares {len(blocks)} are whole, and {self._needed} are "
+                "needed", hint=LOST,
+            )  # fmt: skip
+        if max(blocks) < self._needed:  # The first shares are the pack itself.
+            return b"".join(blocks[number] for number in range(self._needed))
+        # The decoder wants each share below `needed` at its own place.
+        order = [number for number in blocks if number >= self._needed]
+        placed = [number if number in blocks else order.pop() for number in range(self._needed)]
+        return b"".join(self._decoder.decode([bytes(blocks[number]) for number in placed], placed))
 
 
 LOST = "bring back a disk that is missing, or resume from an older checkpoint with `--checkpoint`."
 
 
-def mapped(disk: Disk, name: str) -> memoryview:
+class Memory(Protocol):
+    """Bytes that slices are taken of, such as a memoryview."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, where: slice, /) -> memoryview: ...
+
+
+class Far:
+    """A file of a disk that is not this computer's, got in large blocks as they are needed."""
+
+    def __init__(self, disk: Disk, name: str) -> None:
+        self._disk, self._name, self._nbytes = disk, name, disk.size(name)
+        self._last: tuple[int, memoryview] = -1, memoryview(b"")
+        if self._nbytes <= 0:
+            raise FileNotFoundError(name)
+
+    def __len__(self) -> int:
+        return self._nbytes
+
+    def __getitem__(self, where: slice) -> memoryview:
+        """Return bytes; fewer where the file ends."""
+        start, stop, _ = where.indices(self._nbytes)
+        if stop - start > _FAR:
+            return memoryview(self._disk.read(self._name, start, stop - start))
+        first = self._last[0]
+        if not (first >= 0 and first <= start and stop <= first + len(self._last[1])):
+            self._last = start, memoryview(self._disk.read(self._name, start, min(_FAR, self._nbytes - start)))
+        return self._last[1][start - self._last[0] : stop - self._last[0]]
+
+
+def mapped(disk: Disk, name: str) -> Memory:
     """Return a file's bytes, mapped into memory where it lies on this computer.
 
     Raises:
@@ -247,7 +319,7 @@ def mapped(disk: Disk, name: str) -> memoryview:
     """
     path = disk.path(name)
     if path is None:
-        return memoryview(disk.read(name))
+        return Far(disk, name)
     with path.open("rb") as file:
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 

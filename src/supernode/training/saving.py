@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from supernode.checkpoint import state
+from supernode.checkpoint.source import Source, fill
 from supernode.data.corpus import Corpus
 from supernode.data.sampler import Sampler
 from supernode.errors import CheckpointError
@@ -57,7 +57,8 @@ def tensors(parts: Parts, optimizer: torch.optim.Optimizer, data: int) -> dict[s
 
 
 def restore(
-    parts: Parts, optimizer: torch.optim.Optimizer, place: Place, folder: Path, manifest: Manifest, expected: Manifest,
+    parts: Parts, optimizer: torch.optim.Optimizer, place: Place, source: Source, manifest: Manifest,
+    expected: Manifest,
 ) -> None:  # fmt: skip
     """Fill weights, optimizer and buffers from a checkpoint of any layout.
 
@@ -78,24 +79,24 @@ def restore(
         theirs, ours = getattr(manifest, what), getattr(expected, what)
         if theirs != ours:
             raise CheckpointError(
-                f"{folder} was made with other {what} ({theirs}) than the run has now ({ours})", hint=hint
+                f"{source.where} was made with other {what} ({theirs}) than the run has now ({ours})", hint=hint
             )
     state.prepare_optimizer(optimizer, step=manifest.step)
     wanted = tensors(parts, optimizer, place.data)
-    there = state.names_in(folder)
+    there = set(source.pieces)
     saved_copies = 1 + max((int(name.split(".")[1]) for name in there if name.startswith("buffer.")), default=0)
-    state.check_complete(set(wanted), folder)
+    state.check_complete(set(wanted), source)
     renamed, roomy = {}, empties(wanted, parts, place)
     for name, tensor in roomy.items():
         own = name.startswith("buffer.") and name not in there
         renamed[f"buffer.{place.data % saved_copies}.{name.split('.', 2)[2]}" if own else name] = tensor
-    state.load(renamed, folder)
+    fill(renamed, source)
     take(roomy, wanted, parts, place)
     state.adopt_optimizer(optimizer, wanted, dict(parts.parameters()), step=manifest.step)
 
 
-def load_weights(parts: Parts, folder: Path) -> None:
+def load_weights(parts: Parts, source: Source) -> None:
     """Fill the weights (and the first copy's buffers) of a whole model in one process."""
     named = {f"model.{name}": parameter.detach() for name, parameter in parts.parameters()}
     named |= {f"buffer.0.{name}": buffer for name, buffer in parts.buffers()}
-    state.load(named, folder)
+    fill(named, source)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from supernode.checkpoint import state
+from supernode.checkpoint.source import Source
 from supernode.compressing.choose import compressor
 from supernode.parallel.assemble import Parts
 from supernode.parallel.mesh import Place
@@ -81,11 +81,11 @@ class Sending:
             for key, tensor in way.state().items()
         }
 
-    def restore(self, folder: Path) -> None:
+    def restore(self, source: Source) -> None:
         """Go on from a checkpoint as soon as the buckets are known; all ranks call this."""
         for name, way in self.ways.items():
             prefix = f"{PREFIX}.{self.place.rank}.{name}."
-            way.load({key.removeprefix(prefix): tensor for key, tensor in state.find(folder, prefix).items()})
+            way.load({key.removeprefix(prefix): tensor for key, tensor in state.find(source, prefix).items()})
 
     @property
     def is_near(self) -> bool:

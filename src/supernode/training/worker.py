@@ -16,7 +16,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from supernode.checkpoint import state, store
+from supernode.checkpoint import state
+from supernode.checkpoint.source import OnDisk
 from supernode.data.bigram import bigram_loss
 from supernode.data.corpus import Corpus, open_corpus
 from supernode.errors import SupernodeError
@@ -26,6 +27,7 @@ from supernode.parallel.mesh import Place, meet
 from supernode.parallel.usercode import blame
 from supernode.passes.logical import wholes
 from supernode.schema.plan import WAYS, Plan
+from supernode.storing.saves import name_of, saves_of
 from supernode.training.data import Feed, open_feed, trial_of
 from supernode.training.notes import notes_of_all
 from supernode.training.optimizer import optimizer_for
@@ -161,12 +163,11 @@ def _train(assignment: Assignment, channel: Channel) -> None:
     stepper = Stepper(plan, place, parts, feed, optimizer, loss)
     step = 0
     if assignment.checkpoint:
-        folder = assignment.folder / "checkpoints" / assignment.checkpoint
-        manifest = store.read_manifest(folder)
-        expected = make_manifest(plan, manifest.step, feed.sampler, describe_data(corpus, feed.sampler))
-        restore(parts, optimizer, place, folder, manifest, expected)
-        stepper.sending.restore(folder)
-        step = manifest.step
+        source = OnDisk(saves_of(job.checkpoint, assignment.folder / "checkpoints"), assignment.checkpoint)
+        expected = make_manifest(plan, source.manifest.step, feed.sampler, describe_data(corpus, feed.sampler))
+        restore(parts, optimizer, place, source, source.manifest, expected)
+        stepper.sending.restore(source)
+        step = source.manifest.step
     if place.rank == 0 and (ways := stepper.sending.meetings.note()):
         channel.send("note", name=WAYS, value=ways)
         channel.send("note", name="how gradients meet", value=stepper.sending.meetings.text())
@@ -185,7 +186,7 @@ class _Run:
             assignment, channel, place, stepper, corpus,
         )  # fmt: skip
         self.plan, self.job = assignment.plan, assignment.plan.job
-        self.checkpoints = assignment.folder / "checkpoints"
+        self.saves = saves_of(self.job.checkpoint, assignment.folder / "checkpoints")
         self.is_first = place.rank == 0
         self._busy: list[tuple[float, ...]] = []
 
@@ -239,8 +240,8 @@ class _Run:
         windows = min(self.stepper.feed.evaluation_batches * self.job.batch, self._held_out_windows(corpus))
         self.channel.send("note", name="bigram_loss", value=bigram_loss(corpus, tokens=windows * self._sequence + 1))
         if self.job.sample.tokens and self.job.shape is not None:
-            checkpoint = self.checkpoints / store.name_of(step)
-            text = write_sample(self.plan, corpus, checkpoint, beat=lambda: self.channel.send("beat", step=step))
+            source = OnDisk(self.saves, name_of(step))
+            text = write_sample(self.plan, corpus, source, beat=lambda: self.channel.send("beat", step=step))
             self.channel.send("note", name="sample", value=text)
 
     @property
@@ -269,9 +270,9 @@ class _Run:
         manifest = make_manifest(self.plan, step, feed.sampler, describe_data(self.corpus, feed.sampler))
         held = tensors(self.stepper.parts, self.stepper.optimizer, self.place.data) | self.stepper.sending.state()
         held = wholes(held, self.stepper.parts, self.place)
-        nbytes = state.save(held, self.checkpoints, manifest)
+        nbytes = state.save(held, self.saves, manifest)
         if self.is_first:
-            store.prune(self.checkpoints, keep=self.job.checkpoint.keep, newest=step)
+            self.saves.prune(keep=self.job.checkpoint.keep, newest=step)
             self.channel.send(
-                "saved", step=step, checkpoint=store.name_of(step), nbytes=nbytes, seconds=time.perf_counter() - begun
+                "saved", step=step, checkpoint=name_of(step), nbytes=nbytes, seconds=time.perf_counter() - begun
             )

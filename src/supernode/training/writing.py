@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 
+from supernode.checkpoint.source import Source
 from supernode.data.corpus import Corpus, decode, encode
 from supernode.models.decoder import Decoder
 from supernode.parallel.assemble import assemble
@@ -16,7 +16,7 @@ from supernode.training.saving import load_weights
 
 
 @torch.no_grad()
-def write_sample(plan: Plan, corpus: Corpus, checkpoint: Path, *, beat: Callable[[], None] = lambda: None) -> str:
+def write_sample(plan: Plan, corpus: Corpus, source: Source, *, beat: Callable[[], None] = lambda: None) -> str:
     """Return the prompt and what the model of a checkpoint makes of it.
 
     Each new token is drawn from the whole sequence so far, cut to the length that the model was trained on.
@@ -25,7 +25,7 @@ def write_sample(plan: Plan, corpus: Corpus, checkpoint: Path, *, beat: Callable
         beat: called every few tokens, as a sign of life.
     """
     parts = assemble(plan, None)
-    load_weights(parts, checkpoint)
+    load_weights(parts, source)
     model = parts.modules[0].eval()
     assert isinstance(model, Decoder)
     wanted, sequence = plan.job.sample, plan.job.data.sequence

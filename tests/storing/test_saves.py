@@ -193,7 +193,7 @@ def test_collection_keeps_what_a_checkpoint_set_aside_needs_and_what_cannot_be_t
     where.set_aside(name_of(1))
 
     assert where.prune(keep=1, newest=2) == []
-    (where.disks[0].path("aside-step-00000001") or Path()).rename(tmp_path / "disk0" / "step-00000001")
+    (tmp_path / "disk0" / "aside-step-00000001").rename(tmp_path / "disk0" / "step-00000001")
     assert read(where, 1) == first
     (tmp_path / "disk0" / "step-00000001" / MANIFEST).write_text("garbage")
     with pytest.raises(CheckpointError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import weakref
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -31,6 +32,15 @@ class Sink(Protocol):
 
     def drop(self) -> None:
         """Delete what there is of it; nothing happens where it is finished."""
+
+
+class Bytes(Protocol):
+    """A file's bytes, or what stands for one."""
+
+    def __len__(self) -> int: ...
+
+    def fill(self, start: int, into: memoryview) -> bool:
+        """Fill memory with bytes from `start` on; tells whether there were as many. Raises OSError."""
 
 
 class Disk(Protocol):
@@ -71,8 +81,8 @@ class Disk(Protocol):
     def delete(self, name: str) -> None:
         """Delete a file, or a folder with all that it holds; one that is not there is no matter."""
 
-    def path(self, name: str) -> Path | None:
-        """Return where a file lies on this computer, if it does: to map it into memory."""
+    def opened(self, name: str) -> Bytes:
+        """Return a file to read from in any order. Raises FileNotFoundError or OSError."""
 
 
 class Folder:
@@ -165,9 +175,9 @@ class Folder:
         except OSError as error:
             raise explained(error, self.where) from error
 
-    def path(self, name: str) -> Path | None:
-        """Return the file's own path."""
-        return self._inside(name)
+    def opened(self, name: str) -> Bytes:
+        """Open."""
+        return _Near(self._inside(name))
 
     def _make(self, folder: Path) -> None:
         if folder.is_dir():
@@ -192,6 +202,29 @@ class Folder:
         if any(part in ("", ".", "..") or "\0" in part for part in parts):
             raise CheckpointError(f"{name!r} is no name of a file in {self.where}", hint="verify the checkpoint.")
         return self.root.joinpath(*parts)
+
+
+class _Near:
+    """A file of this computer. It is not mapped: a page that a disk fails to give would end the process."""
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, self._descriptor)
+        self._nbytes = os.fstat(self._descriptor).st_size
+
+    def __len__(self) -> int:
+        return self._nbytes
+
+    def fill(self, start: int, into: memoryview) -> bool:
+        """Read, however little the kernel gives at once."""
+        if start + len(into) > self._nbytes:
+            return False
+        while len(into):
+            taken = os.preadv(self._descriptor, [into], start)
+            if taken <= 0:
+                return False
+            into, start = into[taken:], start + taken
+        return True
 
 
 class _FileSink:

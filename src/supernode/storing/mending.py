@@ -8,20 +8,11 @@ from dataclasses import dataclass
 
 import xxhash
 
-from supernode.errors import CheckpointError, SupernodeError
+from supernode.errors import CheckpointError
 from supernode.schema.manifest import Manifest, Pack
-from supernode.storing.disk import Disk, Piece, Sink, write_file
-from supernode.storing.saves import DRAFT, MANIFEST, Saves, digest
-from supernode.storing.spread import (
-    LOST,
-    Share,
-    Shares,
-    Spread,
-    mapped,
-    pack_of,
-    rebuilt,
-    shares_of,
-)
+from supernode.storing.disk import Bytes, Disk, Piece, Sink
+from supernode.storing.saves import MANIFEST, Saves, digest
+from supernode.storing.spread import LOST, Copies, Joined, Share, Shares, Spread, pack_of, shares_of
 
 _PIECE = 2**22
 
@@ -99,14 +90,23 @@ def _spread_of(saves: Saves, entry: Pack) -> Spread | None:
 
 def _is_pack(entry: Pack) -> Whole:
     def is_whole(disk: Disk, file: str) -> bool:
-        if disk.size(file) != entry.nbytes:
+        data, hasher = disk.opened(file), xxhash.xxh3_128()
+        if len(data) != entry.nbytes:
             return False
-        data, hasher = mapped(disk, file), xxhash.xxh3_128()
-        for start in range(0, len(data), _PIECE):
-            hasher.update(data[start : start + _PIECE])
+        for piece in _pieces(data):
+            hasher.update(piece)
         return hasher.hexdigest() == entry.digest
 
     return is_whole
+
+
+def _pieces(data: Bytes) -> Iterator[memoryview]:
+    """Yield all of a file, or as much of it as can be read."""
+    for start in range(0, len(data), _PIECE):
+        piece = memoryview(bytearray(min(_PIECE, len(data) - start)))
+        if not data.fill(start, piece):
+            return
+        yield piece
 
 
 def _is_share(entry: Pack) -> Whole:
@@ -128,9 +128,13 @@ def repair(saves: Saves, name: str, *, progress: Callable[[int], None] = lambda 
     found = gaps(saves, name, progress=progress)
     manifest = saves.manifest(name)
     lost: list[str] = []
-    for number in {gap.disk for gap in found if gap.file.startswith(f"{name}/")}:
+    # The manifest comes last: before, the disk has no such checkpoint.
+    small = sorted(
+        (gap for gap in found if gap.file.startswith(f"{name}/")), key=lambda gap: gap.file.endswith(MANIFEST)
+    )
+    for gap in small:
         try:
-            _again(saves, name, manifest, number)
+            _again(saves, manifest, gap)
         except CheckpointError as error:
             lost.append(error.message)
     for pack in {_pack_name(gap.file) for gap in found if not gap.file.startswith(f"{name}/")}:
@@ -149,15 +153,17 @@ def _pack_name(file: str) -> str:
     return f"{folder}/{pack_of(stem)}"
 
 
-def _again(saves: Saves, name: str, manifest: Manifest, number: int) -> None:
-    """Write manifest and parts of a checkpoint onto a disk, under its name at once."""
-    disk, draft = saves.disks[number], f"{DRAFT}{name}"
-    disk.delete(draft)
-    for file, (size, wanted) in {**manifest.files, MANIFEST: (-1, "")}.items():
-        write_file(disk, f"{draft}/{file}", _small(saves, f"{name}/{file}", size, wanted, manifest))
-    disk.settle("")
-    disk.delete(name)
-    disk.publish(draft, name)
+def _again(saves: Saves, manifest: Manifest, gap: Gap) -> None:
+    """Write a manifest or part anew."""
+    name, _, file = gap.file.partition("/")
+    data = _small(saves, gap.file, *manifest.files.get(file, (-1, "")), manifest)
+    sink = saves.disks[gap.disk].renew(gap.file)
+    try:
+        sink.add([data])
+        sink.finish()
+    finally:
+        sink.drop()
+    saves.disks[gap.disk].settle(name)
 
 
 def _small(saves: Saves, file: str, size: int, wanted: str, manifest: Manifest) -> bytes:
@@ -178,37 +184,35 @@ def _pack_again(saves: Saves, pack: str, entry: Pack, mine: list[Gap]) -> None:
     data = _whole(saves, pack, entry)
     spread = _spread_of(saves, entry)
     assert spread is not None
-    wanted = {gap.file if entry.parity else gap.disk for gap in mine}
-    sinks: list[Sink] = []
-    for disk, file in spread.files(pack, home=entry.home):
-        if (file if entry.parity else disk) in wanted:
-            saves.disks[disk].delete(file)
-            sinks.append(saves.disks[disk].open(file))
-        elif entry.parity:
-            sinks.append(_Nowhere())
-    targets: list[Sink] = [Shares(sinks, needed=entry.disks - entry.parity)] if entry.parity else sinks
+    wanted = {(gap.disk, gap.file) for gap in mine}
+    files = spread.files(pack, home=entry.home)
+    sinks: list[Sink] = [
+        saves.disks[disk].renew(file) if (disk, file) in wanted else _Nowhere()
+        for disk, file in files
+    ]  # fmt: skip
+    target: Sink = Shares(sinks, needed=entry.disks - entry.parity) if entry.parity else Copies(sinks)
+    hasher = xxhash.xxh3_128()
     try:
-        for target in targets:
-            for start in range(0, len(data), _PIECE):
-                target.add([data[start : start + _PIECE]])
-            target.finish()
+        for piece in _pieces(data):
+            hasher.update(piece)
+            target.add([piece])
+        if hasher.hexdigest() != entry.digest:
+            raise CheckpointError(f"{pack} is whole on no disk", hint=LOST)
+        target.finish()
     finally:
-        for target in targets:
-            with suppress(SupernodeError):
-                target.drop()
+        target.drop()
     for disk_number in {gap.disk for gap in mine}:
         saves.disks[disk_number].settle(pack.rpartition("/")[0])
 
 
-def _whole(saves: Saves, pack: str, entry: Pack) -> memoryview:
-    for disk in saves.disks if not entry.parity else ():
-        with suppress(OSError, ValueError):
-            if _is_pack(entry)(disk, pack):
-                return mapped(disk, pack)
+def _whole(saves: Saves, pack: str, entry: Pack) -> Bytes:
+    """Return a pack from a disk that has it whole, or from its shares."""
     if entry.parity:
-        data = rebuilt(shares_of(saves.disks, pack)[0], pack)
-        if xxhash.xxh3_128_hexdigest(data) == entry.digest:
-            return memoryview(data)
+        return Joined(shares_of(saves.disks, pack)[0], pack)
+    for disk in saves.disks:
+        with suppress(OSError):
+            if _is_pack(entry)(disk, pack):
+                return disk.opened(pack)
     raise CheckpointError(f"{pack} is whole on no disk", hint=LOST)
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from supernode.errors import CheckpointError, MachineError
-from supernode.storing.disk import Piece, Sink, explained
+from supernode.storing.disk import Bytes, Piece, Sink, explained
+
+_BLOCK = 4 * 2**20
+"""Bytes that are got at once."""
 
 
 class Objects:
@@ -91,14 +93,42 @@ class Objects:
         except OSError as error:
             raise explained(error, self.where) from error
 
-    def path(self, name: str) -> Path | None:
-        """Nowhere on this computer."""
-        return None
+    def opened(self, name: str) -> Bytes:
+        """Look how large it is; its bytes are got when they are asked for."""
+        return _Far(self, name)
 
     def _inside(self, name: str) -> str:
         if any(part in ("", ".", "..") for part in name.split("/")) and name:
             raise CheckpointError(f"{name!r} is no name of an object in {self.where}", hint="verify the checkpoint.")
         return f"{self._root}/{name}" if name else self._root
+
+
+class _Far:
+    """An object, got in large blocks: chunks that are asked for in turn lie one behind the other."""
+
+    def __init__(self, disk: Objects, name: str) -> None:
+        self._disk, self._name, self._nbytes = disk, name, disk.size(name)
+        self._start, self._block = 0, memoryview(b"")
+        if self._nbytes < 0:
+            raise FileNotFoundError(name)
+
+    def __len__(self) -> int:
+        return self._nbytes
+
+    def fill(self, start: int, into: memoryview) -> bool:
+        """Get what is not in the block that was got last."""
+        if start + len(into) > self._nbytes:
+            return False
+        if len(into) >= _BLOCK:
+            data = self._disk.read(self._name, start, len(into))
+            into[: len(data)] = data
+            return len(data) == len(into)
+        if not (self._start <= start and start + len(into) <= self._start + len(self._block)):
+            self._start = start
+            self._block = memoryview(self._disk.read(self._name, start, min(_BLOCK, self._nbytes - start)))
+        data = self._block[start - self._start : start - self._start + len(into)]
+        into[: len(data)] = data
+        return len(data) == len(into)
 
 
 class _ObjectSink:

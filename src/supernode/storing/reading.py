@@ -10,9 +10,9 @@ import zstandard
 
 from supernode.errors import CheckpointError
 from supernode.storing.chunks import CHUNK, ZEROS, Table, digests_of
-from supernode.storing.disk import Disk
+from supernode.storing.disk import Bytes, Disk
 from supernode.storing.part import Part, Piece
-from supernode.storing.spread import LOST, Joined, Memory, mapped, shares_of
+from supernode.storing.spread import LOST, Joined, shares_of
 
 _CHECKED = 256
 """Chunks that are checked at once."""
@@ -29,8 +29,8 @@ class Packs:
 
     def __init__(self, disks: Sequence[Disk]) -> None:
         self._disks = tuple(disks)
-        self._sources: dict[str, list[Memory]] = {}
-        self._waiting: dict[str, Iterator[Memory]] = {}
+        self._sources: dict[str, list[Bytes]] = {}
+        self._waiting: dict[str, Iterator[Bytes]] = {}
         self.bad: set[tuple[str, str]] = set()
 
     def read(self, part: Part, piece: Piece, into: memoryview) -> None:
@@ -93,11 +93,11 @@ class Packs:
             f"`{piece.name}` cannot be read: what {pack} holds of it is missing or not what was written", hint=LOST
         )
 
-    def _open(self, pack: str) -> Iterator[Memory]:
+    def _open(self, pack: str) -> Iterator[Bytes]:
         """Yield copies of a pack, and at last what its shares give."""
         for disk in self._disks:
-            with suppress(OSError, ValueError):
-                yield mapped(disk, pack)
+            with suppress(OSError):
+                yield disk.opened(pack)
         shares, bad = shares_of(self._disks, pack)
         self.bad |= bad
         if shares:
@@ -114,25 +114,34 @@ def _stretches(table: Table) -> list[tuple[int, int]]:
     follows = raw[1:] & raw[:-1] & (table["pack"][1:] == table["pack"][:-1])
     follows &= table["offset"][1:] == table["offset"][:-1] + np.uint64(CHUNK)
     follows |= nothing[1:] & nothing[:-1]
+    follows[_MOST - 1 :: _MOST] = False
     breaks = (np.flatnonzero(~follows) + 1).tolist()
     return list(zip([0, *breaks], [*breaks, len(table)], strict=True))
 
 
-def _take(source: Memory, rows: Table, target: memoryview) -> bool:
+def _take(source: Bytes, rows: Table, target: memoryview) -> bool:
     """Copy a run of chunks out of a pack; tells whether they are what was written.
 
-    What is copied is what is checked, so that a page that turns bad between two reads is no matter.
+    What is copied is what is checked, so that a disk which reads otherwise the next time is no matter.
     """
-    start = int(rows["offset"][0])
-    if rows["stored"][0] == CHUNK:
-        data = source[start : start + CHUNK * len(rows)]
-        if len(data) < CHUNK * len(rows):
-            return False
-        target[:] = data[: len(target)]
-        return _is_written(target, rows)
+    start, stored = int(rows["offset"][0]), int(rows["stored"][0])
     try:
-        chunk = zstandard.decompress(source[start : start + int(rows["stored"][0])], max_output_size=CHUNK)
-    except zstandard.ZstdError:
+        if stored == CHUNK:
+            whole = len(target) // CHUNK * CHUNK
+            if not source.fill(start, target[:whole]):
+                return False
+            if whole == len(target):
+                return _is_written(target, rows)
+            last = memoryview(bytearray(CHUNK))
+            if not source.fill(start + whole, last):
+                return False
+            target[whole:] = last[: len(target) - whole]
+            return _is_written(target, rows)
+        packed = memoryview(bytearray(stored))
+        if not source.fill(start, packed):
+            return False
+        chunk = zstandard.decompress(packed, max_output_size=CHUNK)
+    except (OSError, zstandard.ZstdError):
         return False
     if len(chunk) != CHUNK:
         return False

@@ -6,13 +6,11 @@ which give it back (Reed-Solomon, by zfec). A share is blocks in turn, each behi
 
 from __future__ import annotations
 
-import mmap
 import struct
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import xxhash
 import zfec
@@ -27,8 +25,6 @@ BLOCK = 256 * 1024
 _TAIL = struct.Struct("<8sIIIIQ")  # magic, shares needed, shares, number of this one, block, bytes of the pack
 _MAGIC = b"snshare1"
 _DIGEST = 16
-_FAR = 4 * 2**20
-"""Bytes that are got at once from afar."""
 _MOST_DISKS = 256  # of zfec, whose field has so many elements
 
 
@@ -70,7 +66,7 @@ class Spread:
         """Begin a pack whose writer's own disk is number `home`."""
         if self.parity:
             return Shares(self._opened(name, home), needed=len(self.disks) - self.parity)
-        return _Copies(self._opened(name, home))
+        return Copies(self._opened(name, home))
 
     def _opened(self, name: str, home: int) -> list[Sink]:
         sinks: list[Sink] = []
@@ -121,7 +117,7 @@ def disk_of(where: str | Path) -> Disk:
     return Objects(str(where)) if "://" in str(where) else Folder(Path(where))
 
 
-class _Copies:
+class Copies:
     """A pack on several disks at once."""
 
     def __init__(self, sinks: Sequence[Sink]) -> None:
@@ -187,22 +183,27 @@ class Share:
     """
 
     def __init__(self, disk: Disk, name: str) -> None:
-        self._memory = mapped(disk, name)
-        tail = self._memory[len(self._memory) - _TAIL.size - _DIGEST :]
-        if len(tail) < _TAIL.size + _DIGEST or xxhash.xxh3_128_digest(tail[: _TAIL.size]) != tail[_TAIL.size :]:
+        self._file = disk.opened(name)
+        tail = memoryview(bytearray(_TAIL.size + _DIGEST))
+        start = len(self._file) - len(tail)
+        whole = start >= 0 and self._file.fill(start, tail)
+        if not whole or xxhash.xxh3_128_digest(tail[: _TAIL.size]) != tail[_TAIL.size :]:
             raise ValueError("its end is not what was written")
         magic, self.needed, self.count, self.number, block, self.nbytes = _TAIL.unpack(tail[: _TAIL.size])
         self.rows = -(-self.nbytes // (BLOCK * max(self.needed, 1)))
         expected = share_bytes(self.nbytes, max(self.needed, 1))
         sane = magic == _MAGIC and block == BLOCK and 1 <= self.needed <= self.count <= _MOST_DISKS
-        if not sane or not 0 <= self.number < self.count or len(self._memory) != expected:
+        if not sane or not 0 <= self.number < self.count or len(self._file) != expected:
             raise ValueError("it is no share")
 
     def block(self, row: int) -> memoryview | None:
         """Return a block, or None where it is not what was written."""
-        start = row * (BLOCK + _DIGEST)
-        found = self._memory[start + _DIGEST : start + _DIGEST + BLOCK]
-        return found if xxhash.xxh3_128_digest(found) == self._memory[start : start + _DIGEST] else None
+        room = memoryview(bytearray(_DIGEST + BLOCK))
+        try:
+            whole = self._file.fill(row * len(room), room)
+        except OSError:
+            return None
+        return room[_DIGEST:] if whole and xxhash.xxh3_128_digest(room[_DIGEST:]) == room[:_DIGEST] else None
 
 
 def shares_of(disks: Sequence[Disk], pack: str) -> tuple[dict[int, Share], set[tuple[str, str]]]:
@@ -222,7 +223,7 @@ def shares_of(disks: Sequence[Disk], pack: str) -> tuple[dict[int, Share], set[t
 
 
 class Joined:
-    """A pack that lies in shares, read as if it were one piece of memory; rows are put together as they are needed.
+    """A pack that lies in shares, read as if it were a file; rows are put together as they are needed.
 
     Raises:
         CheckpointError: the shares do not fit one another.
@@ -240,35 +241,30 @@ class Joined:
     def __len__(self) -> int:
         return self._nbytes
 
-    def __getitem__(self, where: slice) -> memoryview:
-        """Return bytes; fewer where the pack ends.
-
-        Raises:
-            CheckpointError: too few of a row's blocks are whole.
-        """
-        start, stop, _ = where.indices(self._nbytes)
+    def fill(self, start: int, into: memoryview) -> bool:
+        """Put rows together; tells whether enough of their blocks are whole."""
+        if start + len(into) > self._nbytes:
+            return False
         size = BLOCK * self._needed
-        found = []
-        for row in range(start // size, -(-stop // size) if stop > start else 0):
-            data = self._row(row)
-            found.append(data[max(0, start - row * size) : stop - row * size])
-        return found[0] if len(found) == 1 else memoryview(b"".join(found))
+        while len(into):
+            row = start // size
+            if self._last[0] != row:
+                data = self._joined(row)
+                if data is None:
+                    return False
+                self._last = row, memoryview(data)
+            found = self._last[1][start - row * size :][: len(into)]
+            into[: len(found)] = found
+            into, start = into[len(found) :], start + len(found)
+        return True
 
-    def _row(self, row: int) -> memoryview:
-        if self._last[0] != row:
-            self._last = row, memoryview(self._joined(row))
-        return self._last[1]
-
-    def _joined(self, row: int) -> bytes:
+    def _joined(self, row: int) -> bytes | None:
         blocks: dict[int, memoryview] = {}
         for number in sorted(self._shares):
             if len(blocks) < self._needed and (block := self._shares[number].block(row)) is not None:
                 blocks[number] = block
         if len(blocks) < self._needed:
-            raise CheckpointError(
-                f"{self._pack} is lost: of its {self._count} shares {len(blocks)} are whole, and {self._needed} are "
-                "needed", hint=LOST,
-            )  # fmt: skip
+            return None
         if max(blocks) < self._needed:  # The first shares are the pack itself.
             return b"".join(blocks[number] for number in range(self._needed))
         # The decoder wants each share below `needed` at its own place.
@@ -278,50 +274,6 @@ class Joined:
 
 
 LOST = "bring back a disk that is missing, or resume from an older checkpoint with `--checkpoint`."
-
-
-class Memory(Protocol):
-    """Bytes that slices are taken of, such as a memoryview."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, where: slice, /) -> memoryview: ...
-
-
-class Far:
-    """A file of a disk that is not this computer's, got in large blocks as they are needed."""
-
-    def __init__(self, disk: Disk, name: str) -> None:
-        self._disk, self._name, self._nbytes = disk, name, disk.size(name)
-        self._last: tuple[int, memoryview] = -1, memoryview(b"")
-        if self._nbytes <= 0:
-            raise FileNotFoundError(name)
-
-    def __len__(self) -> int:
-        return self._nbytes
-
-    def __getitem__(self, where: slice) -> memoryview:
-        """Return bytes; fewer where the file ends."""
-        start, stop, _ = where.indices(self._nbytes)
-        if stop - start > _FAR:
-            return memoryview(self._disk.read(self._name, start, stop - start))
-        first = self._last[0]
-        if not (first >= 0 and first <= start and stop <= first + len(self._last[1])):
-            self._last = start, memoryview(self._disk.read(self._name, start, min(_FAR, self._nbytes - start)))
-        return self._last[1][start - self._last[0] : stop - self._last[0]]
-
-
-def mapped(disk: Disk, name: str) -> Memory:
-    """Return a file's bytes, mapped into memory where it lies on this computer.
-
-    Raises:
-        OSError, ValueError: there is none, or it is empty.
-    """
-    path = disk.path(name)
-    if path is None:
-        return Far(disk, name)
-    with path.open("rb") as file:
-        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
 def drop_all(sinks: Iterable[Sink]) -> None:

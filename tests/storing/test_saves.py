@@ -14,9 +14,10 @@ from tests.storing.conftest import Writer, manifest, read, save, saves
 from supernode.errors import CheckpointError, SpecError
 from supernode.storing.chunks import CHUNK
 from supernode.storing.disk import write_file
+from supernode.storing.manifests import MANIFEST
 from supernode.storing.mending import repair
 from supernode.storing.part import Part, read_part
-from supernode.storing.saves import MANIFEST, Saves, name_of
+from supernode.storing.saves import Saves, name_of
 from supernode.storing.spread import BLOCK, Spread, disk_of
 
 SIZES = {"empty": 0, "small": 5, "chunk": CHUNK, "odd": 3 * CHUNK + 7, "large": 40 * CHUNK}

@@ -11,7 +11,8 @@ import xxhash
 from supernode.errors import CheckpointError
 from supernode.schema.manifest import Manifest, Pack
 from supernode.storing.disk import Bytes, Disk, Piece, Sink
-from supernode.storing.saves import MANIFEST, Saves, digest
+from supernode.storing.manifests import MANIFEST, digest
+from supernode.storing.saves import Saves
 from supernode.storing.spread import LOST, Copies, Joined, Share, Shares, Spread, pack_of, shares_of
 
 _PIECE = 2**22

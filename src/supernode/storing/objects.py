@@ -126,9 +126,9 @@ class _Far:
         if not (self._start <= start and start + len(into) <= self._start + len(self._block)):
             self._start = start
             self._block = memoryview(self._disk.read(self._name, start, min(_BLOCK, self._nbytes - start)))
-        data = self._block[start - self._start : start - self._start + len(into)]
-        into[: len(data)] = data
-        return len(data) == len(into)
+        found = self._block[start - self._start : start - self._start + len(into)]
+        into[: len(found)] = found
+        return len(found) == len(into)
 
 
 class _ObjectSink:

@@ -6,34 +6,27 @@ it. It is written under another name and renamed once all of it is durable, so w
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
-
-import xxhash
 
 from supernode.errors import CheckpointError, SupernodeError
-from supernode.schema import plain
 from supernode.schema.lasting import CheckpointSpec
-from supernode.schema.manifest import VERSION, Manifest, Pack
-from supernode.storing.disk import DOOMED, Disk, write_file
+from supernode.schema.manifest import Manifest, Pack
+from supernode.storing.disk import DOOMED, Disk, explained, write_file
+from supernode.storing.manifests import MANIFEST, digest, manifest_bytes, read_manifest
 from supernode.storing.pack import PACKS, Before, pack_name, write_pack
 from supernode.storing.part import Part, Piece, read_part
 from supernode.storing.reading import Packs
 from supernode.storing.spread import Spread, disk_of, pack_of
 
-MANIFEST = "manifest.json"
 DRAFT = ".draft-"
 ASIDE = "aside-"
 OLD = ".old-"
 """Begins the name of a checkpoint while another of the same step takes its place."""
-PART = re.compile(r"part-\d{4,6}")
-PACK = re.compile(r"packs/\d{8,12}-\d{4,6}-[0-9a-f]{8}\.pack")
-_MOST_MANIFEST_BYTES = 64 * 2**20
+OWNER = "owner"
+"""Name of the file that says whose checkpoints a disk holds."""
 _MOST_PART_BYTES = 2**33
 
 
@@ -61,11 +54,6 @@ def step_of(name: str) -> int:
 def part_name(writer: int) -> str:
     """Return the file name of a writer's part."""
     return f"part-{writer:04d}"
-
-
-def digest(data: bytes) -> str:
-    """Return the XXH3-128 of bytes, in hex."""
-    return xxhash.xxh3_128_hexdigest(data)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +148,35 @@ class Saves:
         part = self.part(name, manifest, writer)
         return Before(part=part, packs={pack: manifest.packs[pack] for pack in part.packs})
 
+    def claim(self, owner: str) -> None:
+        """Take the disks for one run: another one's checkpoints would bear the same names.
+
+        Args:
+            owner: what no other run is called.
+
+        Raises:
+            CheckpointError: a disk is another run's.
+        """
+        for disk in self.disks:
+            try:
+                found = disk.read(OWNER).decode(errors="replace").strip()
+            except FileNotFoundError:
+                found = ""
+            except OSError as error:
+                raise explained(error, disk.where) from error
+            if found and found != owner:
+                raise CheckpointError(
+                    f"{disk.where} holds the checkpoints of another run",
+                    hint="name a folder of its own for each run in `checkpoint.disks`, such as DISK/NAME.",
+                )
+            if not found:
+                sink = disk.renew(OWNER)
+                try:
+                    sink.add([owner.encode()])
+                    sink.finish()
+                finally:
+                    sink.drop()
+
     def manifest(self, name: str) -> Manifest:
         """Return a checkpoint's manifest, from the first disk whose copy is whole.
 
@@ -169,7 +186,13 @@ class Saves:
         trouble: SupernodeError | None = None
         for disk in self.disks:
             try:
-                return _manifest(disk, name)
+                found = read_manifest(disk, name)
+                if step_of(name) < 0 or name_of(found.step) == name:
+                    return found
+                raise CheckpointError(
+                    f"{disk.where}/{name}/{MANIFEST} is of step {found.step}, unlike its folder's name",
+                    hint="give the folder its own name back.",
+                )
             except CheckpointError as error:
                 trouble = trouble or error
         assert trouble is not None
@@ -241,13 +264,7 @@ class Saves:
         Raises:
             CheckpointError: a manifest cannot be read, so what it needs is not known; nothing is deleted then.
         """
-        live: set[str] = set()
-        for name in self._named():
-            try:
-                live |= set(self.manifest(name).packs)
-            except CheckpointError:
-                if not name.startswith(ASIDE):  # What is set aside and says nothing is of no use to anybody.
-                    raise
+        live = self._live()
         gone = set()
         for disk in self.disks:
             for file in disk.names(PACKS):
@@ -256,6 +273,21 @@ class Saves:
                     disk.delete(f"{PACKS}/{file}")
                     gone.add(pack)
         return sorted(gone)
+
+    def _live(self) -> set[str]:
+        """Return the packs that some disk's manifest names; disks may differ where the power went between two."""
+        live: set[str] = set()
+        for name in self._named():
+            known, trouble = False, None
+            for disk in self.disks:
+                try:
+                    live |= set(read_manifest(disk, name).packs)
+                    known = True
+                except CheckpointError as error:
+                    trouble = error
+            if trouble is not None and not known and any(disk.names(name) for disk in self.disks):
+                raise trouble  # Not so where another one has deleted it meanwhile.
+        return live
 
     def set_aside(self, name: str) -> None:
         """Rename a checkpoint so that nothing goes on from it and nothing deletes it."""
@@ -275,6 +307,10 @@ class Saves:
                     disk.publish(name, name.removeprefix(OLD))  # What was to take its place never came.
                 elif name.startswith((DRAFT, DOOMED, OLD)):
                     disk.delete(name)
+            for folder in (PACKS, *(name for name in disk.names("") if step_of(name) >= 0)):
+                for name in disk.names(folder):
+                    if name.startswith(DOOMED):
+                        disk.delete(f"{folder}/{name}")
         with suppress(CheckpointError):  # What cannot be read names packs that nobody knows: then all stay.
             self.collect()
 
@@ -283,45 +319,3 @@ class Saves:
             name for disk in self.disks for name in disk.names("")
             if step_of(name) >= 0 or name.startswith((ASIDE, OLD))
         })  # fmt: skip
-
-
-def manifest_bytes(manifest: Manifest) -> bytes:
-    """Return a manifest as its file holds it: with a digest of the rest."""
-    record = asdict(manifest)
-    return json.dumps(record | {"digest": digest(_canonical(record))}).encode()
-
-
-def _canonical(record: Mapping[str, Any]) -> bytes:
-    return json.dumps(record, sort_keys=True).encode()
-
-
-def _manifest(disk: Disk, name: str) -> Manifest:
-    where = f"{disk.where}/{name}"
-    hint = "resume from an older one with `--checkpoint`, or delete this folder."
-    size = disk.size(f"{name}/{MANIFEST}")
-    if size < 0:
-        what = "has no manifest, so it is not whole" if name in disk.names("") else "is not there"
-        raise CheckpointError(f"{where} {what}", hint=hint)
-    if size > _MOST_MANIFEST_BYTES:
-        raise CheckpointError(f"{where}/{MANIFEST} is larger than a manifest can be", hint=hint)
-    try:
-        record = json.loads(disk.read(f"{name}/{MANIFEST}"))
-        said = record.pop("digest", "") if isinstance(record, dict) else ""
-        manifest = plain.read(Manifest, json.dumps(record).encode())
-        # Another version may count otherwise; it is told as such below.
-        if manifest.version == VERSION and said != digest(_canonical(asdict(manifest))):
-            raise ValueError("it is not what was written")
-    except (ValueError, RecursionError, OSError) as error:
-        raise CheckpointError(f"{where}/{MANIFEST} is no manifest: {error}", hint=hint) from error
-    if manifest.version != VERSION:
-        raise CheckpointError(
-            f"{where} is of version {manifest.version}, and this is version {VERSION}",
-            hint="use the version of supernode that wrote it.",
-        )
-    stray = [file for file in manifest.files if not PART.fullmatch(file)]
-    stray += [pack for pack in manifest.packs if not PACK.fullmatch(pack)]
-    if stray:
-        raise CheckpointError(f"{where}/{MANIFEST} names {stray[0]!r}, which no writer can have written", hint=hint)
-    if step_of(name) >= 0 and name_of(manifest.step) != name:
-        raise CheckpointError(f"{where}/{MANIFEST} is of step {manifest.step}, unlike its folder's name", hint=hint)
-    return manifest

@@ -234,7 +234,7 @@ class Joined:
         if len(kinds) != 1:
             raise CheckpointError(f"{pack} is lost: it has no shares that fit one another", hint=LOST)
         self._shares, self._pack = shares, pack
-        self._needed, self._count, self._nbytes = kinds.pop()
+        self._needed, self._count, self._nbytes = (int(number) for number in kinds.pop())
         self._decoder = zfec.Decoder(self._needed, self._count)
         self._last: tuple[int, memoryview] = -1, memoryview(b"")
 

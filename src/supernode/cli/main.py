@@ -13,6 +13,7 @@ import typer
 
 from supernode.cli.advise import compare, forecast, plan
 from supernode.cli.calibrate import calibrate
+from supernode.cli.checkpoint import checkpoint as checkpoint_verbs
 from supernode.cli.claims import claims
 from supernode.cli.flags import (
     Card,
@@ -165,6 +166,7 @@ def sheet(
 
 app.command()(calibrate)
 app.command()(claims)
+app.add_typer(checkpoint_verbs)
 
 
 def main(server: Any = None) -> None:

@@ -12,9 +12,11 @@ import pytest
 from tests.storing.conftest import Writer, read, save
 
 from supernode.storing.chunks import CHUNK
-from supernode.storing.disk import Folder
-from supernode.storing.saves import Saves
-from supernode.storing.spread import Spread
+from supernode.storing.disk import DOOMED, Folder
+from supernode.storing.manifests import MANIFEST
+from supernode.storing.mending import repair
+from supernode.storing.saves import Saves, name_of
+from supernode.storing.spread import BLOCK, Spread
 from supernode.storing.system import System
 
 VARIANTS = 4
@@ -123,6 +125,8 @@ def act_out(state: list[tuple[Call, bool, bytes, bytes]], root: Path, into: Path
             place.mkdir(exist_ok=True)
         elif call.what == "create" and place.parent.is_dir():
             kept = now[: draw.randint(len(synced), len(now))] if draw is not None else synced
+            if draw is not None and draw.random() < 0.3:
+                kept = kept.ljust(len(now), b"\0")  # Its size was on the disk, and what it holds was not.
             place.write_bytes(kept)
         elif call.what == "rename" and place.exists():
             target = there(call.other)
@@ -135,27 +139,29 @@ def act_out(state: list[tuple[Call, bool, bytes, bytes]], root: Path, into: Path
             place.rmdir()
 
 
-@pytest.mark.parametrize("disks", [1, 2])
-def test_power_cuts_between_all_calls_of_saves_and_deletions(tmp_path: Path, disks: int) -> None:
+@pytest.mark.parametrize(("disks", "copies", "parity"), [(1, 1, 0), (2, 2, 0), (3, 1, 1)])
+def test_power_cuts_between_all_calls_of_saves_and_deletions(
+    tmp_path: Path, disks: int, copies: int, parity: int
+) -> None:
     roots = [tmp_path / f"disk{number}" for number in range(disks)]
     for root in roots:
         root.mkdir()
     system = Disk(root=tmp_path)
-    where = Saves(Spread(disks=tuple(Folder(root, system) for root in roots), copies=disks))
-    writers = [Writer(number, {"a": CHUNK + 3, "b": 9}) for number in range(2)]
+    where = Saves(Spread(disks=tuple(Folder(root, system) for root in roots), copies=copies, parity=parity))
+    writers = [Writer(number, {"a": CHUNK + 3, "b": 9}) for number in range(2 if disks == 1 else 1)]
     for root in roots:
         system.calls.append(Call("make", str(root), durable=True))
     versions: dict[int, list[dict[str, bytes]]] = {}
     promises: list[tuple[int, dict[int, int]]] = [(0, {})]  # (cuts before it, least version by step from there on)
 
-    for step in (1, 2, 2, 3):  # The second is saved twice, as after going on from the first.
+    for step in (1, 2, 2, 3) if not parity else (1, 1, 2):  # One is saved twice, as after going on from before it.
         for writer in writers:
             writer.change("a", step, 5)
         versions.setdefault(step, []).append({name: v for writer in writers for name, v in writer.values.items()})
         save(where, step, writers)
-        kept = sorted((promises[-1][1] | {step: len(versions[step]) - 1}).items())[-2:]
+        kept = sorted((promises[-1][1] | {step: len(versions[step]) - 1}).items())[-1 if parity else -2 :]
         promises.append((len(system.cuts), dict(kept)))
-        where.prune(keep=2, newest=step)
+        where.prune(keep=2 if not parity else 1, newest=step)
     system.watching = False
 
     draw, looked = random.Random(5), 0
@@ -165,12 +171,53 @@ def test_power_cuts_between_all_calls_of_saves_and_deletions(tmp_path: Path, dis
         for variant in range(1 + VARIANTS // disks):
             after = tmp_path / "after"
             act_out(state, tmp_path, after, draw if variant else None)
-            there = Saves(Spread(disks=tuple(Folder(after / root.name) for root in roots), copies=disks))
+            there = Saves(
+                Spread(disks=tuple(Folder(after / root.name) for root in roots), copies=copies, parity=parity)
+            )
             there.sweep()
             found = {step for step, _ in there.all()}
             assert promised.keys() <= found, (number, what, variant)
             for step in found:  # What bears a checkpoint's name is whole, acknowledged or not.
                 assert read(there, step) in versions[step][promised.get(step, 0) :], (number, what, variant, step)
+            if promised and (copies > 1 or parity):  # And any disk may be lost on top.
+                shutil.rmtree(after / roots[number % disks].name)
+                for step, least in promised.items():
+                    assert read(there, step) in versions[step][least:], (number, what, variant, step)
             looked += 1
             shutil.rmtree(after)
-    assert looked > 600
+    assert looked > 150
+
+
+def test_power_cuts_while_a_disk_is_made_whole_again_lose_nothing_that_could_be_read(tmp_path: Path) -> None:
+    roots = [tmp_path / f"disk{number}" for number in range(3)]
+    good = Saves(Spread(disks=tuple(Folder(root) for root in roots), parity=1))
+    writer = Writer(0, {"a": 3 * BLOCK, "b": 9})
+    save(good, 1, [writer])
+    for number, at in ((0, 40), (1, BLOCK + 40)):  # Two shares are damaged, each in another row.
+        share = next((roots[number] / "packs").iterdir())
+        data = bytearray(share.read_bytes())
+        data[at] ^= 1
+        share.write_bytes(data)
+    (roots[2] / name_of(1) / "part-0000").unlink()
+    (roots[0] / name_of(1) / MANIFEST).unlink()
+    system = Disk(root=tmp_path)
+    for path in sorted(path for root in roots for path in (root, *root.rglob("*"))):
+        data = b"" if path.is_dir() else path.read_bytes()
+        what, file = ("make", None) if path.is_dir() else ("create", File(now=data, synced=data))
+        system.calls.append(Call(what, str(path), file=file, durable=True))
+
+    assert len(repair(Saves(Spread(disks=tuple(Folder(root, system) for root in roots), parity=1)), name_of(1))) == 4
+
+    draw = random.Random(6)
+    for number, (what, state) in enumerate(system.cuts):
+        for variant in range(2):
+            after = tmp_path / "after"
+            act_out(state, tmp_path, after, draw if variant else None)
+            there = Saves(Spread(disks=tuple(Folder(after / root.name) for root in roots), parity=1))
+            there.sweep()
+            assert read(there, 1) == writer.values, (number, what, variant)
+            repair(there, name_of(1))
+            assert repair(there, name_of(1)) == []
+            assert not [path for path in after.rglob("*") if path.name.startswith(DOOMED)]
+            shutil.rmtree(after)
+    assert len(system.cuts) > 12

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -247,3 +248,114 @@ def test_manifests_are_of_their_step(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="of step 1"):
         where.verify(name_of(3))
     assert manifest(1).version == 2
+
+
+def test_a_save_never_builds_on_what_a_disk_has_lost_or_holds_less_safely(tmp_path: Path) -> None:
+    writer = Writer(0, {"a": 40 * CHUNK})
+    one = saves(tmp_path, disks=3)
+    save(one, 1, [writer])
+    two = saves(tmp_path, disks=3, copies=2)
+
+    again = save(two, 2, [writer])  # With one copy so far, none of it may be lost.
+    nothing = save(two, 3, [writer])
+    pack = next(iter(two.manifest(name_of(3)).packs))
+    (tmp_path / "disk1" / pack).unlink()
+    once_more = save(two, 4, [writer])
+
+    assert [again, nothing, once_more] == [pytest.approx(40 * CHUNK, rel=0.1), 0, again]
+    shutil.rmtree(tmp_path / "disk0")
+    assert read(two, 4) == writer.values
+
+
+def test_disks_that_the_power_left_at_two_versions_of_a_step_both_stay_readable(tmp_path: Path) -> None:
+    where, writer = saves(tmp_path / "run", disks=2, copies=2), Writer(0, SIZES)
+    save(where, 1, [writer])
+    old = dict(writer.values)
+    shutil.copytree(tmp_path / "run" / "disk1" / name_of(1), tmp_path / "kept")
+    writer.change("large", 0, 40 * CHUNK)
+    packs = {path: path.read_bytes() for path in (tmp_path / "run").glob("disk*/packs/*")}
+    save(where, 1, [writer])
+    for path, data in packs.items():  # As if power had gone before the second disk had the new version.
+        path.write_bytes(data)
+    shutil.rmtree(tmp_path / "run" / "disk1" / name_of(1))
+    shutil.copytree(tmp_path / "kept", tmp_path / "run" / "disk1" / name_of(1))
+
+    where.sweep()
+
+    assert read(where, 1) == writer.values
+    shutil.rmtree(tmp_path / "run" / "disk0")
+    assert read(where, 1) == old
+
+
+def test_collectors_at_once_beside_a_save_leave_what_is_kept(tmp_path: Path) -> None:
+    where, writer = saves(tmp_path, disks=2, copies=2), Writer(0, {"large": 60 * CHUNK})
+    for step in range(1, 9):
+        writer.change("large", step * CHUNK, 3 * CHUNK)
+        save(where, step, [writer])
+        before = where.before(name_of(step), where.manifest(name_of(step)), 0)
+    writer.change("large", 0, CHUNK)
+    troubles: list[Exception] = []
+
+    def collect() -> None:
+        try:
+            saves(tmp_path, disks=2, copies=2).prune(keep=2, newest=8)
+        except Exception as error:  # noqa: BLE001 - whatever it is
+            troubles.append(error)
+
+    stored, _ = where.store(9, 0, writer.stream, writer.pieces, before=before)
+    threads = [threading.Thread(target=collect) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    where.commit(manifest(9), [stored])
+    for thread in threads:
+        thread.join()
+
+    assert troubles == []
+    assert [step for step, _ in where.all()] == [7, 8, 9]
+    assert read(where, 9) == writer.values
+    for step in (7, 8):
+        where.verify(name_of(step))
+    assert not any(path.name.startswith(".") for path in tmp_path.rglob("*"))
+
+
+def test_a_disk_holds_one_runs_checkpoints(tmp_path: Path) -> None:
+    first, second = saves(tmp_path, disks=2), saves(tmp_path, disks=1)
+
+    first.claim("run one")
+    first.claim("run one")
+
+    with pytest.raises(CheckpointError, match="disk0 holds the checkpoints of another run") as caught:
+        second.claim("run two")
+    assert "checkpoint.disks" in caught.value.hint
+
+
+def test_an_older_version_is_refused_as_such(tmp_path: Path) -> None:
+    where = saves(tmp_path)
+    write_file(
+        where.disks[0], f"{name_of(1)}/{MANIFEST}", b'{"step": 1, "files": {".metadata": [3, "ab"]}, "version": 1}'
+    )
+
+    with pytest.raises(CheckpointError, match="is of version 1, and this is version 2") as caught:
+        where.verify(name_of(1))
+    assert "use the version" in caught.value.hint
+
+
+@pytest.mark.parametrize("parity", [0, 1])
+def test_stores_of_objects_stand_in_for_each_other_as_disks_do(tmp_path: Path, parity: int) -> None:
+    urls = [f"file://{tmp_path}/bucket{number}" for number in range(2)] + [f"memory://other{parity}/run"]
+    where = Saves(Spread(disks=tuple(map(disk_of, urls)), copies=1 if parity else 2, parity=parity))
+    writer = Writer(0, {"a": 3 * BLOCK, "text": 0})
+    writer.values["0.text"] = b"the quick brown fox " * 9000
+    save(where, 1, [writer])
+    writer.change("a", 0, 5)
+    assert save(where, 2, [writer]) == CHUNK
+
+    shutil.rmtree(tmp_path / "bucket1")
+
+    assert read(where, 2) == writer.values
+    assert {gap.what for gap in repair(where, name_of(2))} == {"missing"}
+    assert repair(where, name_of(2)) == []
+    where.set_aside(name_of(1))
+    where.prune(keep=1, newest=2)
+    shutil.rmtree(tmp_path / "bucket0")
+    assert read(where, 2) == writer.values

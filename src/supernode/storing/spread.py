@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import unquote
 
 import xxhash
 import zfec
@@ -113,8 +114,11 @@ def pack_of(file: str) -> str:
 
 
 def disk_of(where: str | Path) -> Disk:
-    """Return the disk that a path or URL means."""
-    return Objects(str(where)) if "://" in str(where) else Folder(Path(where))
+    """Return the disk that a path or URL means; `file://` is a folder, which syncs and renames as stores do not."""
+    text = str(where)
+    if text.startswith("file://"):
+        return Folder(Path(unquote(text.removeprefix("file://"))))
+    return Objects(text) if "://" in text else Folder(Path(where))
 
 
 class Copies:

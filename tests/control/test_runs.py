@@ -339,3 +339,22 @@ def test_a_run_that_was_killed_before_its_first_event_is_begun_anew(tmp_path: Pa
 
     assert run.is_held
     assert f"supernode run FILE --folder {run.path}" in caught.value.hint
+
+
+def test_a_disk_of_another_run_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    spec = CheckpointSpec(disks=(str(tmp_path / "disk"),))
+    first, second = begun(tmp_path / "first"), begun(tmp_path / "second")
+    saves = saves_of(spec, first.checkpoints)
+    runs.claim(first, saves)
+    (tmp_path / "disk" / "step-00000001").mkdir()
+
+    runs.claim(first, saves)
+    with pytest.raises(CheckpointError, match="another run") as caught:
+        runs.claim(second, saves_of(spec, second.checkpoints))
+
+    assert "checkpoint.disks" in caught.value.hint
+    assert not second.checkpoints.exists()
+    first.path.rename(tmp_path / "moved")  # It is the same run elsewhere.
+    runs.claim(runs.RunFolder(tmp_path / "moved"), saves)
+    first.release()
+    second.release()

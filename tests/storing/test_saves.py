@@ -321,7 +321,9 @@ def test_collectors_at_once_beside_a_save_leave_what_is_kept(tmp_path: Path) -> 
 def test_a_disk_holds_one_runs_checkpoints(tmp_path: Path) -> None:
     first, second = saves(tmp_path, disks=2), saves(tmp_path, disks=1)
 
+    first.claim("run of long ago")  # It left nothing.
     first.claim("run one")
+    save(first, 1, [Writer(0, {"a": 5})])
     first.claim("run one")
 
     with pytest.raises(CheckpointError, match="disk0 holds the checkpoints of another run") as caught:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import secrets
 import shutil
 import time
 from contextlib import suppress
@@ -22,7 +23,7 @@ from supernode.schema.codec import from_json, to_json
 from supernode.schema.event import Started
 from supernode.schema.job import JobSpec
 from supernode.schema.report import RunState
-from supernode.storing.saves import Saves, step_of
+from supernode.storing.saves import OWNER, Saves, step_of
 
 JOURNAL = "journal.db"
 JOB = "job.json"
@@ -265,6 +266,28 @@ def _is_free(path: Path) -> bool:
         return path.is_dir() and not RunFolder(path).is_held and (not any(path.iterdir()) or never_started(path))
     except (SupernodeError, OSError):
         return False
+
+
+def claim(run: RunFolder, saves: Saves) -> None:
+    """Take a run's disks for it alone; which run that is lies with its checkpoints.
+
+    Raises:
+        CheckpointError: a disk holds another run's checkpoints.
+        MachineError: it cannot be written.
+    """
+    path = run.checkpoints / OWNER
+    if [disk.where for disk in saves.disks] == [str(run.checkpoints)]:
+        return  # Nobody else's in any case.
+    try:
+        owner = path.read_text(encoding="utf-8").strip() if path.exists() else secrets.token_hex(16)
+        saves.claim(owner)
+        if not path.exists():
+            path.parent.mkdir(exist_ok=True)
+            write_whole(path, owner)
+    except (OSError, UnicodeDecodeError) as error:
+        raise MachineError(
+            f"cannot read or write {path}: {error}", hint="see to its permissions and the space on its disk."
+        ) from error
 
 
 def checkpoints_to_go_on_from(saves: Saves, state: RunState, *, wanted: str = "") -> tuple[tuple[int, str], ...]:

@@ -122,6 +122,7 @@ def resume(
                     hint="see `supernode report`, or train on with `--set steps=N`.",
                 )
             saves = saves_of(job.checkpoint, run.checkpoints)
+            runs.claim(run, saves)
             if step_of(checkpoint) >= 0:
                 saves.verify(checkpoint)
             found = runs.checkpoints_to_go_on_from(saves, state, wanted=checkpoint)
@@ -199,6 +200,7 @@ def _drive(
     found: tuple[tuple[int, str], ...], *, machine: Machine, watch: Watch | None, server: ForkServer | None,
 ) -> Report:  # fmt: skip
     saves = saves_of(plan.job.checkpoint, run.checkpoints)
+    runs.claim(run, saves)
     journal = Journal(run.path / runs.JOURNAL)
     run.keep()
     backend = LocalBackend(run.path, silence=plan.job.recovery.silence, server=server)

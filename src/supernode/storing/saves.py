@@ -164,12 +164,13 @@ class Saves:
                 found = ""
             except OSError as error:
                 raise explained(error, disk.where) from error
-            if found and found != owner:
+            taken = any(step_of(name) >= 0 or name.startswith(ASIDE) for name in disk.names(""))
+            if found and found != owner and taken:
                 raise CheckpointError(
                     f"{disk.where} holds the checkpoints of another run",
                     hint="name a folder of its own for each run in `checkpoint.disks`, such as DISK/NAME.",
                 )
-            if not found:
+            if found != owner:
                 sink = disk.renew(OWNER)
                 try:
                     sink.add([owner.encode()])

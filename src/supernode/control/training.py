@@ -32,6 +32,7 @@ from supernode.errors import (
     SupernodeError,
 )
 from supernode.files import write_whole
+from supernode.foreign.match import check_weights
 from supernode.intake.jobfile import job_from, job_to_dict, overridden
 from supernode.pages.report import make_report, report_html, report_json
 from supernode.planning.layout import fit_layout, resolve_layout
@@ -80,6 +81,7 @@ def start(
         layout = resolve_layout(job, pool.machine.card_count)  # Before anything is written.
         _check_crowd(layout.ranks)
         _check_drill(job, layout)
+        check_weights(job)
         with _slice(pool, layout.ranks) as cards:
             trace = _trace_to_cut(job, len(cards))
             make_plan(job, pool.machine, cards, trace=trace)
@@ -90,6 +92,7 @@ def start(
                 corpus = None if job.data.dataset else prepare(job, run.path / runs.DATA, progress=progress)
                 plan = make_plan(job, pool.machine, cards, vocabulary=corpus.vocabulary if corpus else 0, trace=trace)
                 plan = replace(plan, trace=None)  # Ranks need the cut alone.
+                check_weights(job, vocabulary=plan.vocabulary)
                 return _drive(run, plan, corpus, None, (), machine=pool.machine, watch=watch, server=server)
             except BaseException:  # Ctrl-C too
                 run.forget_unstarted()

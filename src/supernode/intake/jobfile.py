@@ -213,7 +213,8 @@ def anchored(job: JobSpec, folder: Path) -> JobSpec:
         held_out_dataset=function(data.held_out_dataset),
         loss=data.loss if data.loss == "cross_entropy" else function(data.loss),
     )
-    return replace(job, model=function(job.module) if job.module else job.model, data=anchored)
+    model = function(job.module) if job.module else job.model
+    return replace(job, model=model, weights=path(job.weights), data=anchored)
 
 
 def override_from(pair: str) -> tuple[str, Any]:

@@ -175,6 +175,8 @@ class JobSpec:
     Attributes:
         name: names the run and its folder.
         model: a preset, a shape, or `file.py:function` that returns an `nn.Module`.
+        weights: what to begin from instead of random numbers: a folder or file of safetensors, a checkpoint of
+            torch.distributed.checkpoint, or one of ours.
         batch: samples in one step, over all cards.
         gradient_accumulation: micro-batches that one step is cut into on each card; also what fills a pipeline.
         steps: optimizer steps in all.
@@ -189,6 +191,7 @@ class JobSpec:
 
     name: str = "run"
     model: str | DecoderShape = "tiny"
+    weights: str = ""
     data: DataSpec = field(default_factory=DataSpec)
     batch: int = 16
     gradient_accumulation: int = 1

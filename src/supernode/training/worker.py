@@ -21,6 +21,7 @@ from supernode.checkpoint.source import OnDisk
 from supernode.data.bigram import bigram_loss
 from supernode.data.corpus import Corpus, open_corpus
 from supernode.errors import SupernodeError
+from supernode.foreign.begin import begin_from
 from supernode.parallel.assemble import assemble
 from supernode.parallel.graphs import loss_of
 from supernode.parallel.mesh import Place, meet
@@ -156,6 +157,8 @@ def _train(assignment: Assignment, channel: Channel) -> None:
     corpus = None if job.data.dataset else open_corpus(assignment.folder / "data", verify=False)
     feed = open_feed(plan, corpus, place.data, place.context)
     parts = assemble(plan, place, trial_of(feed))
+    if job.weights and not assignment.checkpoint:
+        parts.notes["weights"] = begin_from(Path(job.weights), plan, parts, place).text()
     for name, value in parts.notes.items() if place.rank == 0 else ():
         channel.send("note", name=name, value=value)
     optimizer = optimizer_for(job, {name: p for name, p in parts.parameters() if p.requires_grad})

@@ -1,0 +1,110 @@
+"""A run begins from weights that others left, in any layout, with the very loss that they have on the same tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from supernode.data.corpus import load_tokens, open_corpus
+from supernode.data.sampler import Sampler
+from supernode.errors import CheckpointError
+from supernode.storing.saves import name_of
+
+transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.slow
+
+SHAPE = {"layers": 3, "width": 32, "heads": 4, "kv_heads": 2, "hidden": 48, "vocabulary": 260, "rope_base": 5000.0}
+CONFIG: dict[str, Any] = {
+    "num_hidden_layers": 3, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "intermediate_size": 48, "vocab_size": 260, "rms_norm_eps": 1e-5, "max_position_embeddings": 64,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}, "use_cache": False,
+}  # fmt: skip
+MODULE = f"""
+def theirs():
+    from transformers import LlamaConfig, LlamaForCausalLM
+    return LlamaForCausalLM(LlamaConfig(tie_word_embeddings=True, **{CONFIG!r}))
+"""
+
+
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, Path]]:
+    """Return models of transformers with the folders that they saved themselves to."""
+    folder, found = tmp_path_factory.mktemp("theirs"), {}
+    for name, tied, kind in (("apart", False, torch.float32), ("tied", True, torch.bfloat16)):
+        torch.manual_seed(3)
+        config = transformers.LlamaConfig(tie_word_embeddings=tied, initializer_range=0.1, **CONFIG)
+        model = transformers.LlamaForCausalLM(config).to(kind).eval()
+        model.save_pretrained(folder / name, max_shard_size="20KB" if name == "apart" else "1GB")
+        found[name] = model.float(), folder / name
+    assert len(list((folder / "apart").glob("*.safetensors"))) > 2
+    return found
+
+
+def first_loss(model: Any, run: Path, job: dict[str, Any]) -> float:
+    """Return what a model of transformers says of the samples of a run's first step."""
+    corpus = open_corpus(run / "data")
+    tokens = torch.tensor(load_tokens(corpus.train, corpus.dtype).astype("int64"))
+    sequence = job["data"]["sequence"]
+    chosen = Sampler((len(tokens) - 1) // sequence, job["batch"], 0, False).indices(0)
+    windows: Tensor = torch.stack([tokens[int(i) * sequence : int(i) * sequence + sequence + 1] for i in chosen])
+    with torch.no_grad():
+        logits = model(windows[:, :-1]).logits
+    return float(F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten()))
+
+
+def job_of(workshop: Any, layout: dict[str, int], model: Any, weights: Path, **changes: Any) -> dict[str, Any]:
+    """Return a job of one step that changes nothing."""
+    return dict(
+        workshop.job(
+            layout, model=model, weights=str(weights), steps=1, seed=0, optimizer={"learning_rate": 0.0}, **changes
+        )
+    )
+
+
+def test_a_run_begins_with_the_loss_that_transformers_has(workshop: Any, theirs: Any, tmp_path: Path) -> None:
+    model, folder = theirs["apart"]
+    one = job_of(workshop, {"data": 1}, SHAPE | {"tied": False}, folder)
+    workshop.run(one, tmp_path / "one")
+    expected = first_loss(model, tmp_path / "one", one)
+    cut = job_of(workshop, {"tensor": 2, "pipeline": 2, "data": 1}, SHAPE | {"tied": False}, folder)
+    workshop.run(cut, tmp_path / "cut")
+    # One of ours, which one rank wrote, into four.
+    again = tmp_path / "one" / "checkpoints" / name_of(1)
+    workshop.run(cut | {"weights": str(again)}, tmp_path / "again")
+
+    assert workshop.losses(tmp_path / "one")[1] == pytest.approx(expected, rel=1e-5)
+    assert workshop.losses(tmp_path / "cut")[1] == pytest.approx(expected, rel=1e-5)
+    assert workshop.losses(tmp_path / "again")[1] == workshop.losses(tmp_path / "cut")[1]
+    for name, tensor in workshop.tensors(tmp_path / "cut", 1).items():
+        if name.startswith("model."):
+            assert torch.equal(tensor, workshop.tensors(tmp_path / "one", 1)[name]), name
+
+
+def test_tied_weights_of_16_bits_begin_a_run_in_32(workshop: Any, theirs: Any, tmp_path: Path) -> None:
+    model, folder = theirs["tied"]
+    cut = job_of(workshop, {"tensor": 2, "pipeline": 2, "data": 1}, SHAPE | {"tied": True}, folder)
+    workshop.run(cut, tmp_path / "cut")
+    (tmp_path / "module.py").write_text(MODULE)
+    own = job_of(workshop, {"tensor": 2, "data": 1}, f"{tmp_path / 'module.py'}:theirs", folder)
+    workshop.run(own, tmp_path / "own")
+
+    expected = first_loss(model, tmp_path / "cut", cut)
+    assert workshop.losses(tmp_path / "cut")[1] == pytest.approx(expected, rel=1e-5)
+    assert workshop.losses(tmp_path / "own")[1] == pytest.approx(expected, rel=1e-5)
+
+
+def test_weights_of_another_model_are_refused_before_a_run_has_a_folder(
+    workshop: Any, theirs: Any, tmp_path: Path
+) -> None:
+    _, folder = theirs["apart"]
+    job = job_of(workshop, {"data": 1}, SHAPE | {"tied": False, "layers": 4}, folder)
+
+    with pytest.raises(CheckpointError, match=r"(?s)holds no `model\.layers\.3\..*set `model\.layers` to 3") as refused:
+        workshop.run(job, tmp_path / "run")
+    assert refused.value.exit_code == 2
+    assert not (tmp_path / "run").exists()

@@ -19,10 +19,12 @@ class Started:
     Attributes:
         plan: what is to run now.
         checkpoints: (step, name) of the checkpoints on disk, oldest first; the newest whole one is gone on from.
+        spares: cards that the run holds besides those of its plan.
     """
 
     plan: Plan
     checkpoints: tuple[tuple[int, str], ...] = ()
+    spares: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,12 +108,49 @@ class Evaluated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
-    """A whole checkpoint is on disk."""
+    """A whole checkpoint is on disk.
+
+    Attributes:
+        nbytes: written anew for it.
+        seconds: that training stood still for it.
+        took: seconds until it was on disk, training going on.
+    """
 
     step: int
     checkpoint: str
     nbytes: int
     seconds: float
+    took: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unsaved:
+    """A checkpoint did not get to disk; the run goes on, and earlier ones are as they were."""
+
+    step: int
+    reason: str
+    hint: str = ""
+    kind: str = "CheckpointError"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """The state of all ranks after `step` steps is in memory, and copied to partners where there are any."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored:
+    """The ranks of a launch go on from here.
+
+    Attributes:
+        source: `memory` of the ranks' own nodes, a `partner`'s, `disk`, or the `start`.
+    """
+
+    incarnation: int
+    step: int
+    source: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,11 +169,71 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankLost:
-    """A rank is gone or silent: a card failed, the process was killed, the node died."""
+    """A rank is gone or silent: a card failed, the process was killed, the node died.
+
+    Attributes:
+        blamed: its own card counts as the cause; else `rank` is only who told of it.
+    """
 
     rank: int
     incarnation: int
     reason: str
+    blamed: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diverged:
+    """Copies that must be alike are not: some card computes or remembers wrongly, and says nothing.
+
+    Attributes:
+        step: steps done when it was found.
+        ranks: that differ from the most; all of them where no most agree.
+        what: differs: weights or gradients, and among which ranks.
+    """
+
+    step: int
+    incarnation: int
+    ranks: tuple[int, ...]
+    what: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fenced:
+    """A card is not used any more; the ranks start again with this plan.
+
+    Attributes:
+        plan: on the cards that the run uses from now on; None: it waits for the card.
+        spares: that are left.
+    """
+
+    card: int
+    reason: str
+    plan: Plan | None
+    spares: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CardChecked:
+    """A card that the run waits for has passed a check, or has not within the time that was left to it."""
+
+    card: int
+    is_up: bool
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spiked:
+    """A loss lies far above what it has been of late.
+
+    Attributes:
+        usual: running mean before it.
+        deviation: running standard deviation before it.
+    """
+
+    step: int
+    loss: float
+    usual: float
+    deviation: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,18 +286,24 @@ class Ended:
 
 
 Event = (
-    Started | RankReady | StepDone | Timed | Slowed | Replanned | Evaluated | Saved | Rejected | RankLost | RankFailed
-    | RanksEnded | StopAsked | Noted | Ended
+    Started | RankReady | StepDone | Timed | Slowed | Replanned | Evaluated | Saved | Unsaved | Kept | Restored
+    | Rejected | RankLost | Diverged | Fenced | CardChecked | Spiked | RankFailed | RanksEnded | StopAsked | Noted
+    | Ended
 )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """Start every rank of `plan` from `checkpoint` (empty: from the start)."""
+    """Start every rank of `plan` from `checkpoint` (empty: from the start), or from memory where that is newer.
+
+    Attributes:
+        keep: ranks that live keep their processes, and begin again in them.
+    """
 
     incarnation: int
     plan: Plan
     checkpoint: str
+    keep: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,6 +318,14 @@ class KillRank:
     """Kill one rank on purpose (a drill)."""
 
     rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Await:
+    """Check a card again and again, for at most so many seconds, and tell what came of it."""
+
+    card: int
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,13 +347,13 @@ class Finish:
     ended: Ended
 
 
-Command = Launch | KillRanks | KillRank | Tell | AskToStop | Finish
+Command = Launch | KillRanks | KillRank | Await | Tell | AskToStop | Finish
 
 KINDS: dict[str, type[Any]] = {
     kind.__name__: kind
     for kind in (
-        Started, RankReady, StepDone, Timed, Slowed, Replanned, Evaluated, Saved, Rejected, RankLost, RankFailed,
-        RanksEnded, StopAsked, Noted, Ended,
+        Started, RankReady, StepDone, Timed, Slowed, Replanned, Evaluated, Saved, Unsaved, Kept, Restored, Rejected,
+        RankLost, Diverged, Fenced, CardChecked, Spiked, RankFailed, RanksEnded, StopAsked, Noted, Ended,
     )
 }  # fmt: skip
 """Every event by the name that the journal keeps."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from supernode.errors import SpecError
 from supernode.schema.spread import FORBID, within
@@ -61,11 +61,20 @@ class RecoverySpec:
     """What happens after a failure.
 
     Attributes:
-        most_restarts: restarts in a row without a new checkpoint before the run stops.
-        silence: seconds without a word from a card after which it counts as lost.
+        most_restarts: restarts in a row without new state in memory or on disk before the run stops.
+        silence: seconds in which no card goes on after which the one that the others wait for counts as lost.
         frozen: seconds without a sign of life from one card's process after which it counts as lost.
         nodes: over how many nodes the ranks lie, each with memory of its own that outlives its ranks and is copied to
             the next one's; on one computer they are stand-ins.
+        policy: what follows once a card is fenced. `spare`: a spare card takes its place, or as `shrink` where none is
+            left; `shrink`: the run goes on with the cards that are left; `wait`: it stands still until the card passes
+            a check.
+        spares: cards that the run holds besides those that it trains on.
+        fence_after: losses of one card within `window` after which it is not used any more; 0: never.
+        window: seconds in which losses of a card are counted together.
+        patience: seconds that a run waits for a card before it stops.
+        check_every: steps between comparisons of the copies of weights, and of their gradients; 0: never.
+        spike: a loss so many times the usual deviation above the usual loss is told; 0: none is.
     """
 
     __pydantic_config__: ClassVar = FORBID
@@ -74,9 +83,17 @@ class RecoverySpec:
     silence: float = 600.0
     frozen: float = 5.0
     nodes: int = 1
+    policy: Literal["spare", "shrink", "wait"] = "spare"
+    spares: int = 0
+    fence_after: int = 3
+    window: float = 3600.0
+    patience: float = 600.0
+    check_every: int = 0
+    spike: float = 0.0
 
     def __post_init__(self) -> None:
         within(
             "recovery", self, most_restarts=(0, 1000), silence=(1, 86_400), frozen=(0.5, 86_400),
-            nodes=(1, MOST_NODES),
+            nodes=(1, MOST_NODES), spares=(0, 1024), fence_after=(0, 1000), window=(1, 10**9), patience=(0, 10**9),
+            check_every=(0, 10**9), spike=(0, 10**6),
         )  # fmt: skip

@@ -98,6 +98,35 @@ def test_a_pack_that_is_mostly_dead_goes_and_what_lived_in_it_moves(tmp_path: Pa
     assert on_disk < 1.4 * 100 * CHUNK
 
 
+def test_what_stays_is_not_moved_again_and_again_beside_what_always_changes(tmp_path: Path) -> None:
+    where, writer = saves(tmp_path), Writer(0, {"frozen": 20 * CHUNK, "trained": 80 * CHUNK})
+    save(where, 1, [writer])
+    written = []
+    for step in range(2, 7):
+        writer.change("trained", 0, 80 * CHUNK)
+        written.append(save(where, step, [writer]))
+        where.prune(keep=1, newest=step)
+
+    assert written == [80 * CHUNK] * 5
+    assert len(where.disks[0].names("packs")) == 2
+    assert read(where, 6) == writer.values
+
+
+def test_each_chunk_is_taken_from_whichever_copy_has_it_whole(tmp_path: Path) -> None:
+    where, writer = saves(tmp_path, disks=2, copies=2), Writer(0, {"a": 30 * CHUNK})
+    writer.values["0.text"] = b"the quick brown fox " * (20 * CHUNK // 20)
+    save(where, 1, [writer])
+    for number in range(2):
+        pack = next((tmp_path / f"disk{number}" / "packs").iterdir())
+        data = bytearray(pack.read_bytes())
+        for at in range(number * CHUNK + 7, 30 * CHUNK, 2 * CHUNK):  # Every other chunk is bad on either.
+            data[at] ^= 1
+        data[30 * CHUNK + 9 + number * (len(data) - 30 * CHUNK) // 2] ^= 1
+        pack.write_bytes(data)
+
+    assert read(where, 1) == writer.values
+
+
 def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
     where, writer = saves(tmp_path, disks=2), Writer(0, SIZES)
     save(where, 4, [writer])

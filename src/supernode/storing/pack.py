@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,8 +23,8 @@ _LEVEL = 1
 _PIECE = 2**22
 """Bytes written at once."""
 _SAMPLES = 8
-_SPARSE = 0.25
-"""Share of a pack that must be live; below it, what is live moves on to the new pack and the old one can go."""
+_ROOM = 2.0
+"""Times what a save needs that its packs may take; beyond, what lives in the deadest of them moves to the new one."""
 
 
 def pack_name(step: int, writer: int) -> str:
@@ -81,13 +81,12 @@ def _put(spread: Spread, name: str, home: int, new: _New, pace: Callable[[int], 
     hasher, nbytes = xxhash.xxh3_128(), 0
     sink = spread.open(name, home=home)
     try:
-        for data in new:
-            for start in range(0, len(data), _PIECE):
-                piece = data[start : start + _PIECE]
-                hasher.update(piece)
-                sink.add([piece])
-                pace(len(piece))
-            nbytes += len(data)
+        for batch in _batches(new):
+            for data in batch:
+                hasher.update(data)
+            sink.add(batch)
+            nbytes += (size := sum(map(len, batch)))
+            pace(size)
         sink.finish()
     finally:
         sink.drop()
@@ -95,6 +94,23 @@ def _put(spread: Spread, name: str, home: int, new: _New, pace: Callable[[int], 
         nbytes=nbytes, digest=hasher.hexdigest(), home=home, copies=spread.copies, parity=spread.parity,
         disks=len(spread.disks),
     )  # fmt: skip
+
+
+def _batches(pieces: Iterable[memoryview]) -> Iterator[list[memoryview]]:
+    """Yield pieces of a few MiB in all, large ones cut and small ones together."""
+    batch: list[memoryview] = []
+    room = _PIECE
+    for piece in pieces:
+        data = piece
+        while len(data):
+            batch.append(data[:room])
+            room -= len(batch[-1])
+            data = data[len(batch[-1]) :]
+            if not room:
+                yield batch
+                batch, room = [], _PIECE
+    if batch:
+        yield batch
 
 
 class _New:
@@ -107,6 +123,7 @@ class _New:
 
     def __iter__(self) -> Iterator[memoryview]:
         table, stream, offset = self._table, self._stream, 0
+        compressor = zstandard.ZstdCompressor(_LEVEL)
         for piece in self._pieces:
             rows = piece.chunks
             mask = self._fresh[rows]
@@ -123,7 +140,7 @@ class _New:
                     continue
                 for row in range(first, beyond):
                     chunk = stream[row * CHUNK : (row + 1) * CHUNK]
-                    data = memoryview(zstandard.compress(chunk, _LEVEL))
+                    data = memoryview(compressor.compress(chunk))
                     data = data if len(data) < CHUNK else chunk
                     table["offset"][row], table["stored"][row] = offset, len(data)
                     yield data
@@ -139,7 +156,7 @@ def _digest(stream: memoryview, table: Table, pace: Callable[[int], None]) -> No
 
 
 def _adopt(table: Table, packs: list[str], pieces: tuple[Piece, ...], before: Before, spread: Spread) -> None:
-    """Take over the rows of chunks that are as they were, unless they lie in a pack that is mostly dead.
+    """Take over the rows of chunks that are as they were, unless their pack has become too dead to keep.
 
     Nor are those taken over whose pack is gone from a disk, or lies otherwise than new ones do: what a save promises
     holds for all of it.
@@ -155,11 +172,17 @@ def _adopt(table: Table, packs: list[str], pieces: tuple[Piece, ...], before: Be
             rows[alike] = others[alike]
     live = np.bincount(table["pack"][same], weights=table["stored"][same], minlength=len(old.packs))
     whole = np.array([before.packs[name].nbytes for name in old.packs], dtype=np.float64)
-    sparse = np.zeros(max(len(whole), 1), dtype=bool)
-    sparse[: len(whole)] = live[: len(whole)] < _SPARSE * whole
+    gone = np.zeros(max(len(whole), 1), dtype=bool)
     for number, name in enumerate(old.packs):
-        sparse[number] |= live[number] > 0 and not spread.holds(name, before.packs[name])
-    moved = same & sparse[table["pack"]]
+        gone[number] = live[number] > 0 and not spread.holds(name, before.packs[name])
+    fresh = CHUNK * float(((table["digest"] != ZEROS).any(axis=1) & ~same).sum())
+    for number in np.argsort(live[: len(whole)] / np.maximum(whole, 1)).tolist():
+        staying = (live[: len(whole)] > 0) & ~gone[: len(whole)]
+        fresh_now = fresh + float(live[: len(whole)][gone[: len(whole)]].sum())
+        if whole[staying].sum() + fresh_now <= _ROOM * (live.sum() + fresh):
+            break
+        gone[number] = True
+    moved = same & gone[table["pack"]]
     for column in ("offset", "pack", "stored"):
         table[column][moved] = 0
     packs.extend(old.packs)

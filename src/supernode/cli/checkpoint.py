@@ -34,7 +34,7 @@ OneOrAll = Annotated[str, typer.Option("--checkpoint", help="Which one, such as 
 
 @checkpoint.command("list")
 def list_(run: Where, as_json: Json = False) -> None:
-    """Show all checkpoints: steps, bytes that are new in each and of all its tensors, seconds, disks."""
+    """Show all checkpoints: bytes that are new in each and of all its tensors, how long training stood still, disks."""
     from supernode.cli import show
     from supernode.control.checkpoints import listed
     from supernode.schema.codec import to_plain
@@ -47,12 +47,12 @@ def list_(run: Where, as_json: Json = False) -> None:
     rows: list[tuple[str, ...]] = [
         (
             one.name, show_bytes(one.new), show_bytes(one.whole),
-            "–" if one.seconds is None else show_seconds(one.seconds), one.layout,
+            "–" if one.seconds is None else show_seconds(one.seconds),
             one.trouble or ", ".join(one.disks),
         )
         for one in found
     ]  # fmt: skip
-    show.grid("checkpoints", ("name", "new", "tensors", "saved in", "layout", "where"), rows)
+    show.grid("checkpoints", ("name", "new", "tensors", "stood still", "where"), rows)
 
 
 @checkpoint.command()
@@ -106,10 +106,9 @@ def diff(
         show.print_json([to_plain(one) for one in found])
         return
     rows: list[tuple[str, ...]] = [
-        (one.name, one.what, f"{one.differing:,} of {one.numbers:,}", f"{one.differing / max(one.numbers, 1):.1%}")
-        for one in found
+        (one.name, f"{one.what}: {one.differing:,} of {one.numbers:,} numbers") for one in found
     ]
-    show.grid(f"{len(found)} tensors differ", ("tensor", "what", "numbers", "share"), rows)
+    show.grid(f"{len(found)} tensors differ", ("tensor", "what"), rows)
 
 
 @checkpoint.command()

@@ -30,7 +30,7 @@ class Listed:
         whole: bytes of all its tensors.
         new: bytes that were written for it and no checkpoint before; what compression saved is left out.
         on_disk: bytes that it needs, shared ones among them, without copies and shares.
-        seconds: that saving it took, where the journal knows.
+        seconds: that training stood still for it, where the journal knows.
         disks: that have it, as paths or URLs.
         layout: that wrote it.
         trouble: why it cannot be told more about; empty where it can.

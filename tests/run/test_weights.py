@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from supernode.control.leaving import export
 from supernode.data.corpus import load_tokens, open_corpus
 from supernode.data.sampler import Sampler
 from supernode.errors import CheckpointError
+from supernode.foreign.naming import NAMINGS, shapes_of
+from supernode.schema.model import DecoderShape
 from supernode.storing.saves import name_of
 
 transformers = pytest.importorskip("transformers")
@@ -108,3 +113,66 @@ def test_weights_of_another_model_are_refused_before_a_run_has_a_folder(
         workshop.run(job, tmp_path / "run")
     assert refused.value.exit_code == 2
     assert not (tmp_path / "run").exists()
+
+
+PLAIN = f"""
+import sys, warnings
+import torch, torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from transformers import LlamaConfig, LlamaForCausalLM
+
+warnings.simplefilter("ignore")
+model = LlamaForCausalLM(LlamaConfig(tie_word_embeddings=False, **{CONFIG!r}))
+optimizer = torch.optim.AdamW(model.parameters(), lr=123.0, betas=(0.1, 0.2))
+weights, moments = get_state_dict(model, optimizer)
+state = {{"model": weights, "optimizer": moments}}
+dcp.load(state, checkpoint_id=sys.argv[1], no_dist=True)
+set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+group = optimizer.param_groups[0]
+named = dict(model.named_parameters())
+torch.save(
+    {{
+        "weights": {{name: p.detach() for name, p in named.items()}},
+        "moments": {{name: dict(optimizer.state[p]) for name, p in named.items()}},
+        "rate": group["lr"], "betas": group["betas"],
+    }},
+    sys.argv[2],
+)
+assert not [name for name in sys.modules if name.startswith("supernode")]
+"""
+
+
+def test_ours_go_on_in_transformers_and_in_plain_pytorch(workshop: Any, theirs: Any, tmp_path: Path) -> None:
+    _, folder = theirs["apart"]
+    job = job_of(workshop, {"tensor": 2, "data": 1}, SHAPE | {"tied": False}, folder)
+    job |= {"steps": 3, "optimizer": {"learning_rate": 1e-2, "decay": "cosine"}}
+    workshop.run(job, tmp_path / "run")
+    export(tmp_path / "run", tmp_path / "hf", names="llama", most=20_000)
+    export(tmp_path / "run", tmp_path / "dcp", format="dcp", names="llama", everything=True)
+    export(tmp_path / "run", tmp_path / "titan", format="dcp", names="titan")
+
+    model, told = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "hf", output_loading_info=True)
+    words = (sys.executable, "-c", PLAIN, str(tmp_path / "dcp"), str(tmp_path / "found.pt"))
+    plain = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert plain.returncode == 0, plain.stderr
+    found = torch.load(tmp_path / "found.pt", weights_only=True)
+    again = job | {"steps": 1, "seed": 0, "optimizer": {"learning_rate": 0.0}}
+    for name in ("hf", "dcp", "titan"):
+        workshop.run(again | {"weights": str(tmp_path / name)}, tmp_path / f"from-{name}")
+
+    assert not any(told[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), told
+    expected = first_loss(model.eval(), tmp_path / "from-hf", job)
+    ours = workshop.tensors(tmp_path / "run", 3)
+    named = {NAMINGS["llama"].of(name): name for name in shapes_of(DecoderShape(**SHAPE | {"tied": False}))}
+    for theirs_name, name in named.items():
+        assert torch.equal(found["weights"][theirs_name], ours[f"model.{name}"]), name
+        held = found["moments"][theirs_name]
+        assert torch.equal(held["exp_avg"], ours[f"optimizer.{name}.exp_avg"]), name
+        assert torch.equal(held["exp_avg_sq"], ours[f"optimizer.{name}.exp_avg_sq"]), name
+        assert float(held["step"]) == 3
+    assert found["rate"] == pytest.approx(1e-3)  # A tenth of the highest rate, at the last step.
+    assert tuple(found["betas"]) == (0.9, 0.95)
+    for name in ("hf", "dcp", "titan"):
+        assert workshop.losses(tmp_path / f"from-{name}")[1] == pytest.approx(expected, rel=1e-5), name
+        for own, tensor in workshop.tensors(tmp_path / f"from-{name}", 1).items():
+            assert not own.startswith("model.") or torch.equal(tensor, ours[own]), (name, own)

@@ -116,20 +116,28 @@ def export(
     run: Where,
     out: Annotated[Path, typer.Option("--out", help="New folder for the files.", show_default=False)],
     checkpoint: Which = "",
+    format_: Annotated[
+        str, typer.Option("--format", help="safetensors, or dcp for a checkpoint of torch.distributed.checkpoint.")
+    ] = "safetensors",
+    names: Annotated[
+        str, typer.Option("--names", help="Whose names: ours, llama (transformers) or titan (torchtitan).")
+    ] = "ours",
     everything: Annotated[
         bool, typer.Option("--everything", help="The optimizer's state and the rest as well, for `import`.")
     ] = False,
     shard: Annotated[str, typer.Option("--shard", help="Size of a file above which there are several.")] = "5GB",
     as_json: Json = False,
 ) -> None:
-    """Write a checkpoint's weights as safetensors, in one file or several with an index."""
+    """Write a checkpoint's weights as safetensors or as a checkpoint of PyTorch, for other trainers."""
     from supernode.cli import show
-    from supernode.control import checkpoints
+    from supernode.control import leaving
     from supernode.units import parse_bytes
 
     most = parse_bytes(shard, key="--shard")
     with _progress(as_json) as progress:
-        files = checkpoints.export(run, out, checkpoint, everything=everything, most=most, progress=progress)
+        files = leaving.export(
+            run, out, checkpoint, format=format_, names=names, everything=everything, most=most, progress=progress
+        )
     if as_json:
         show.print_json({"files": [str(file) for file in files]})
         return

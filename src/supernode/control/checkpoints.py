@@ -12,7 +12,7 @@ from supernode.control.journal import read
 from supernode.converting import carry
 from supernode.converting.difference import Difference, differences
 from supernode.converting.wholes import Wholes
-from supernode.errors import CheckpointError, RunError, SpecError
+from supernode.errors import CheckpointError, RunError
 from supernode.schema.event import Saved
 from supernode.storing import mending
 from supernode.storing.manifests import MANIFEST
@@ -181,17 +181,6 @@ def diff(where: str | Path, older: str, newer: str = "") -> list[Difference]:
     return differences(Wholes(saves, chosen(saves, older)), Wholes(saves, chosen(saves, newer)))
 
 
-def export(
-    where: str | Path, out: Path, checkpoint: str = "", *, everything: bool = False, most: int = carry.SHARD,
-    progress: Progress = lambda nbytes: None,
-) -> list[Path]:  # fmt: skip
-    """Write a checkpoint as safetensors into a new folder; arguments and errors as of `carry.export`."""
-    if most < 1:
-        raise SpecError(f"files of {most} bytes", hint="give `--shard` a size such as 5GB.")
-    saves = saves_at(where)
-    return carry.export(saves, chosen(saves, checkpoint), out, everything=everything, most=most, progress=progress)
-
-
 def bring_back(where: str | Path, path: Path) -> str:
     """Make a checkpoint of a run of what was exported with everything; returns its name.
 
@@ -206,7 +195,7 @@ def bring_back(where: str | Path, path: Path) -> str:
 @contextmanager
 def _held(where: str | Path) -> Iterator[None]:
     """Hold a run, if it is one, so that nobody trains, prunes or goes on meanwhile."""
-    run = None if "://" in str(where) else _run_at(Path(where))
+    run = None if "://" in str(where) else run_at(Path(where))
     if run is None:
         yield
         return
@@ -217,7 +206,8 @@ def _held(where: str | Path) -> Iterator[None]:
         run.release()
 
 
-def _run_at(folder: Path) -> runs.RunFolder | None:
+def run_at(folder: Path) -> runs.RunFolder | None:
+    """Return the run that a folder is, or is in; None where it is neither."""
     # A run's own folder of checkpoints is the run's, too.
     for place in (folder, folder.resolve().parent):
         try:

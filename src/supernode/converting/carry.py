@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from supernode.converting.tensorfile import Entry, read_files, write_folder
 from supernode.converting.wholes import Wholes
@@ -24,12 +25,14 @@ SHARD = 5_000_000_000
 """Bytes of a file above which there are several; as `transformers` has it."""
 _MANIFEST = "supernode"
 _BYTES = "supernode.bytes"
+_NOTHING: Mapping[str, bytes] = MappingProxyType({})
 _STREAM = 2**30
 """Bytes of a writer's stream of what comes back: it is in memory as a whole."""
 
 
 def export(
     saves: Saves, name: str, folder: Path, *, everything: bool = False, most: int = SHARD,
+    under: Mapping[str, tuple[str, Sequence[int]]] | None = None, beside: Mapping[str, bytes] = _NOTHING,
     progress: Callable[[int], None] = lambda nbytes: None,
 ) -> list[Path]:  # fmt: skip
     """Write a checkpoint's weights as safetensors into a new folder, and return the files.
@@ -38,6 +41,9 @@ def export(
         everything: the optimizer's state and all else as well, under the names that the checkpoint has, so that it can
             be brought back.
         most: bytes of a file, above which there are several and an index.
+        under: other names to leave under: each with the name in the checkpoint, and the order of its rows, empty as
+            they are.
+        beside: files to lay beside, by name.
         progress: told the bytes of each tensor.
 
     Raises:
@@ -46,6 +52,7 @@ def export(
     """
     wholes = Wholes(saves, name)
     names = {own: own for own in wholes.pieces} if everything else _weights(wholes)
+    leaving = {theirs: (own, ()) for own, theirs in names.items()} if under is None else under
     if not names:
         raise CheckpointError(f"{wholes.where} holds no weights", hint="name another with `--checkpoint`.")
     if folder.exists():
@@ -55,11 +62,14 @@ def export(
         manifest = replace(wholes.manifest, files={}, packs={})
         metadata[_MANIFEST] = json.dumps(asdict(manifest))
         metadata[_BYTES] = json.dumps([own for own in names if wholes.kind(own) == "bytes"])
-    entries = [_entry(wholes, own, theirs, progress) for own, theirs in sorted(names.items())]
+    entries = [_entry(wholes, own, theirs, rows, progress) for theirs, (own, rows) in sorted(leaving.items())]
     draft = folder.with_name(f".draft-{folder.name}-{os.getpid()}")
     try:
         draft.mkdir(parents=True)
         files = write_folder(draft, entries, most=most, metadata=metadata)
+        for file, data in beside.items():
+            (draft / file).write_bytes(data)
+            files.append(draft / file)
         os.rename(draft, folder)
     except OSError as error:
         raise explained(error, str(folder.parent)) from error
@@ -77,10 +87,13 @@ def _weights(wholes: Wholes) -> dict[str, str]:
     return found
 
 
-def _entry(wholes: Wholes, own: str, theirs: str, progress: Callable[[int], None]) -> Entry:
+def _entry(
+    wholes: Wholes, own: str, theirs: str, rows: Sequence[int], progress: Callable[[int], None]
+) -> Entry:  # fmt: skip
     def read() -> memoryview:
         progress(wholes.nbytes(own))
-        return memoryview(wholes.read(own).tobytes())
+        whole = wholes.read(own)
+        return memoryview((whole[list(rows)] if len(rows) else whole).tobytes())
 
     kind = "uint8" if wholes.kind(own) == "bytes" else wholes.kind(own)
     return Entry(name=theirs, kind=kind, shape=wholes.shape(own), read=read)

@@ -150,6 +150,17 @@ def test_two_checkpoints_differ_in_what_was_changed_however_each_was_cut(where: 
     ]
 
 
+def test_a_tensor_that_nobody_wrote_all_of_is_refused_before_room_is_made_for_it(tmp_path: Path) -> None:
+    there = saves(tmp_path)
+    pieces = lay_out([("model.w", "float32", (2**40, 2**20), (0, 0), (1, 2))])
+    stored, _ = there.store(1, 0, memoryview(bytes(stream_bytes(pieces))), pieces)
+    there.commit(manifest(1), [stored])
+
+    with pytest.raises(CheckpointError, match=f"holds 2 of {2**60} numbers of `model.w`"):
+        export(there, name_of(1), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def good() -> bytes:
     """Return a small file of safetensors."""
     header = json.dumps({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()

@@ -59,15 +59,15 @@ class Wholes:
         Raises:
             CheckpointError: some of it is not what was written, or nobody wrote it.
         """
+        numbers, covered = prod(self.shape(name)), sum(prod(piece.shape) for _, piece in self.pieces[name])
+        alike = {(piece.kind, piece.whole) for _, piece in self.pieces[name]}
+        if covered != numbers or len(alike) != 1:  # Before any room is made for what a damaged part may claim.
+            raise CheckpointError(f"{self.where} holds {covered} of {numbers} numbers of `{name}`", hint=LOST)
         kind = np.dtype(f"V{DTYPES.get(self.kind(name), 1)}")
         whole: Numbers = np.zeros(self.shape(name), dtype=kind)
-        covered = 0
         for writer, piece in self.pieces[name]:
             room = bytearray(piece.nbytes)
             self._packs.read(self.parts[writer], piece, memoryview(room))
             box = tuple(slice(o, o + s) for o, s in zip(piece.offsets, piece.shape, strict=True))
             whole[box] = np.frombuffer(room, dtype=kind).reshape(piece.shape)
-            covered += prod(piece.shape)
-        if covered != whole.size:
-            raise CheckpointError(f"{self.where} holds {covered} of {whole.size} numbers of `{name}`", hint=LOST)
         return whole

@@ -136,22 +136,24 @@ class EvaluateSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrillSpec:
-    """A fault on purpose: one rank is killed once, to see the run recover, or is slow throughout.
+    """A fault on purpose: one rank is killed or errs once, to see the run recover, or is slow throughout.
 
     Attributes:
         kill_step: step after which the rank is killed; 0 for none.
-        rank: the rank that dies, or is slow.
+        flip_step: step after which a bit of one of its weights changes, in the first launch; 0 for none.
+        rank: the rank that dies, errs or is slow.
         slowness: times as long that the rank takes for its passes; 1 for none.
     """
 
     __pydantic_config__: ClassVar = FORBID
 
     kill_step: int = 0
+    flip_step: int = 0
     rank: int = 0
     slowness: float = 1.0
 
     def __post_init__(self) -> None:
-        within("drill", self, kill_step=(0, 10**9), rank=(0, MOST_CARDS), slowness=(1, 100))
+        within("drill", self, kill_step=(0, 10**9), flip_step=(0, 10**9), rank=(0, MOST_CARDS), slowness=(1, 100))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,10 +7,15 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, cast
 
+from supernode.scheduling.recovery import counted, learned
 from supernode.schema.event import (
+    CardChecked,
+    Diverged,
     Ended,
     Evaluated,
     Event,
+    Fenced,
+    Kept,
     Noted,
     RankFailed,
     RankLost,
@@ -18,17 +23,26 @@ from supernode.schema.event import (
     RanksEnded,
     Rejected,
     Replanned,
+    Restored,
     Saved,
     Slowed,
+    Spiked,
     Started,
     StepDone,
     StopAsked,
     Timed,
+    Unsaved,
 )
 from supernode.schema.report import Incident, RunState
 
 SMOOTHING = 0.1
 """Weight of the newest step in the running mean of where time goes."""
+
+
+_PLACES = {
+    "memory": "the nodes' memory", "partner": "a partner node's memory", "disk": "the checkpoint on disk",
+    "start": "no checkpoint",
+}  # fmt: skip
 
 
 def fold(events: Iterable[tuple[float, Event]]) -> RunState | None:
@@ -51,9 +65,6 @@ def advance(state: RunState | None, event: Event, time: float) -> RunState:
         if event.incarnation != state.incarnation:
             return state  # Said before its launch was ended; the new one counts its own.
         changes["ready"] = state.ready + 1
-        if not state.ready and state.incarnation > 1:
-            newest = state.checkpoints[-1][1] if state.checkpoints else "the start"
-            changes["incidents"] = _told(state, time, "going on", f"from {newest}")
         changes["ready_seconds"] = max(state.ready_seconds, event.seconds)
         if changes["ready"] == state.plan.ranks:
             changes["launch_seconds"] = state.launch_seconds + changes["ready_seconds"]
@@ -63,7 +74,18 @@ def advance(state: RunState | None, event: Event, time: float) -> RunState:
     elif isinstance(event, Saved):
         kept = [entry for entry in state.checkpoints if entry[1] != event.checkpoint]
         changes["checkpoints"] = (*kept, (event.step, event.checkpoint))[-state.plan.job.checkpoint.keep :]
-        changes |= {"saves": state.saves + 1, "save_seconds": state.save_seconds + event.seconds, "restarts": 0}
+        changes |= {"saves": state.saves + 1, "save_seconds": state.save_seconds + event.seconds}
+        changes |= _further(state, event.step) | {"unsaved": None}
+    elif isinstance(event, Unsaved):
+        changes |= {"unsaved": event, "incidents": _told(state, time, f"step {event.step} not saved", event.reason)}
+    elif isinstance(event, Kept):
+        changes |= _further(state, event.step)
+    elif isinstance(event, Restored):
+        if event.incarnation == state.incarnation:
+            changes |= {"step": event.step, "source": event.source}
+            if state.incarnation > 1:
+                place = f"step {event.step} in {_PLACES[event.source]}" if event.step else "the start"
+                changes["incidents"] = _told(state, time, "going on", f"from {place}")
     elif isinstance(event, Rejected):
         left = tuple(entry for entry in state.checkpoints if entry[1] != event.checkpoint)
         left = left or _known(state, event.others)
@@ -72,7 +94,18 @@ def advance(state: RunState | None, event: Event, time: float) -> RunState:
     elif isinstance(event, RankLost):
         changes["incidents"] = _told(state, time, f"rank {event.rank} lost", event.reason)
         if event.incarnation == state.incarnation:
-            changes |= relaunched(state) | {"failures": state.failures + 1}
+            changes |= _failed(state, (event.rank,) if event.blamed else (), time)
+    elif isinstance(event, Diverged):
+        changes["incidents"] = _told(state, time, f"{_ranks(event.ranks)} differ from their copies", event.what)
+        if event.incarnation == state.incarnation:
+            changes |= _failed(state, event.ranks, time)
+    elif isinstance(event, Fenced):
+        changes |= _fenced(state, event, time)
+    elif isinstance(event, CardChecked):
+        changes |= _checked(state, event, time)
+    elif isinstance(event, Spiked):
+        detail = f"{event.loss:.4g}, usually {event.usual:.4g} ± {event.deviation:.2g}"
+        changes["incidents"] = _told(state, time, f"the loss of step {event.step} is a spike", detail)
     elif isinstance(event, Timed):
         changes["busy"] = event.busy
     elif isinstance(event, Slowed):
@@ -112,6 +145,49 @@ def relaunched(state: RunState) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _further(state: RunState, step: int) -> dict[str, Any]:
+    """Return what changes with new state in memory or on disk; what was there before a restart is not new."""
+    return {"furthest": step, "restarts": 0} if step > state.furthest else {}
+
+
+def _failed(state: RunState, ranks: tuple[int, ...], time: float) -> dict[str, Any]:
+    """Return what changes when a launch is over: its ranks' cards count a loss each."""
+    cards = [state.plan.cards[rank] for rank in ranks if rank < len(state.plan.cards)]
+    losses = counted(state.card_losses, cards, now=time, window=state.plan.job.recovery.window)
+    return relaunched(state) | {"failures": state.failures + 1, "card_losses": losses}
+
+
+def _fenced(state: RunState, event: Fenced, time: float) -> dict[str, Any]:
+    if event.plan is None:
+        detail = f"{event.reason}; the run waits for it"
+        told = {"awaited": event.card}
+    else:
+        other = str(event.plan.layout)
+        taken = [card for card in event.plan.cards if card not in state.plan.cards]
+        way = (
+            f"card {taken[0]} takes its place" if taken and other == str(state.plan.layout) else f"going on as {other}"
+        )
+        detail = f"{event.reason}; {way}"
+        told = {"plan": event.plan}
+    losses = {card: times for card, times in state.card_losses.items() if card != event.card}
+    return told | {
+        "fenced": (*state.fenced, event.card), "spares": event.spares, "card_losses": losses,
+        "incidents": _told(state, time, f"card {event.card} fenced", detail),
+    }  # fmt: skip
+
+
+def _checked(state: RunState, event: CardChecked, time: float) -> dict[str, Any]:
+    what = f"card {event.card} {'is back' if event.is_up else 'is not back'}"
+    changes = {"awaited": None, "incidents": _told(state, time, what, event.reason)}
+    if event.is_up:
+        changes["fenced"] = tuple(card for card in state.fenced if card != event.card)
+    return changes
+
+
+def _ranks(ranks: tuple[int, ...]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+
+
 def _slowed(state: RunState, event: Slowed, time: float) -> tuple[Incident, ...]:
     told = state
     for rank, ratio in event.ranks.items():
@@ -127,11 +203,15 @@ def _slowed(state: RunState, event: Slowed, time: float) -> tuple[Incident, ...]
 def _started(state: RunState | None, event: Started, time: float) -> RunState:
     checkpoints = tuple(event.checkpoints)
     if state is None:
-        first = RunState(plan=event.plan, incarnation=1, checkpoints=checkpoints, started=time, updated=time)
+        first = RunState(
+            plan=event.plan, incarnation=1, checkpoints=checkpoints, spares=event.spares, started=time, updated=time
+        )  # fmt: skip
         return replace(first, incidents=(Incident(time=0.0, what="started", detail=str(event.plan.layout)),))
     # The ranks of the controller before are gone with it.
     changes = relaunched(replace(state, checkpoints=checkpoints)) | {"restarts": 0, "moves": 0, "stopping": False}
     changes |= {"outcome": "running", "message": "", "hint": "", "kind": ""}
+    # Who goes on with a run says with it that its cards are in order.
+    changes |= {"spares": event.spares, "fenced": (), "awaited": None, "card_losses": {}, "furthest": 0}
     changes |= {"plan": event.plan, "checkpoints": checkpoints, "updated": time}
     return replace(state, incidents=_told(state, time, "resumed", str(event.plan.layout)), **changes)
 
@@ -145,6 +225,8 @@ def _stepped(state: RunState, event: StepDone, time: float) -> RunState:
         same = before == event.loss or (math.isnan(before) and math.isnan(event.loss))
         cast(list[tuple[int, bool]], state.repeats).append((event.step, same))
     losses[event.step], seconds[event.step] = event.loss, event.seconds
+    deviations = state.plan.job.recovery.spike
+    usual = state.usual if is_repeat else learned(state.usual, event.loss, deviations=deviations)
     weight = SMOOTHING if state.parts else 1.0
     parts = {
         part: (1 - weight) * state.parts.get(part, 0.0) + weight * value for part, value in dict(event.parts).items()
@@ -156,7 +238,7 @@ def _stepped(state: RunState, event: StepDone, time: float) -> RunState:
         state, step=step, losses=losses, step_seconds=seconds, parts=parts, rate=event.rate, norm=event.norm,
         updated=time, spent_seconds=state.spent_seconds + event.seconds,
         spent_tokens=state.spent_tokens + event.tokens, skipped=state.skipped + event.skipped,
-        repeat_seconds=state.repeat_seconds + (event.seconds if is_repeat else 0.0),
+        usual=usual, repeat_seconds=state.repeat_seconds + (event.seconds if is_repeat else 0.0),
         drilled=state.drilled or (0 < drill.kill_step == event.step and event.incarnation == state.incarnation),
     )  # fmt: skip
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from supernode.schema.event import Unsaved
 from supernode.schema.plan import Plan
 
 
@@ -19,13 +20,27 @@ class Incident:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Usual:
+    """What losses have been of late, the newest counting most.
+
+    Attributes:
+        is_high: the newest was a spike.
+    """
+
+    count: int = 0
+    mean: float = 0.0
+    variance: float = 0.0
+    is_high: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
     """A fold over a run's events: what `status` shows and the controller decides from.
 
     Attributes:
         outcome: `running`, or as in `Ended`; `lost` where the controller died.
         incarnation: times that the ranks were launched.
-        restarts: launches since the last new checkpoint.
+        restarts: launches since the last new state in memory or on disk.
         step: steps done and not lost.
         checkpoints: (step, name) of the checkpoints thought whole, oldest first.
         losses: training loss by step; a step done twice keeps the last value.
@@ -38,6 +53,14 @@ class RunState:
         moving: the plan that the ranks start again with once they have saved and left; None most of the time.
         moves: times that work has moved since a person began the run or went on with it.
         skipped: steps whose gradients overflowed in float16, so that no weight moved.
+        source: where the ranks have their state from: `memory`, a `partner`'s, `disk` or the `start`.
+        unsaved: the newest checkpoint that did not get to disk, unless a later one has.
+        spares: cards that the run holds besides those of its plan.
+        fenced: cards that are not used any more.
+        awaited: the card that the run waits for; None most of the time.
+        card_losses: Unix times of the losses of late, by card.
+        usual: what losses have been of late.
+        furthest: newest step whose state was ever in memory or on disk since a person began the run or went on with it.
         started: Unix time at which the run was accepted.
         updated: Unix time of the newest event.
     """
@@ -75,6 +98,14 @@ class RunState:
     slow: Mapping[int, float] = field(default_factory=dict)
     moving: Plan | None = None
     moves: int = 0
+    source: str = ""
+    unsaved: Unsaved | None = None
+    spares: tuple[int, ...] = ()
+    fenced: tuple[int, ...] = ()
+    awaited: int | None = None
+    card_losses: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
+    usual: Usual = field(default_factory=Usual)
+    furthest: int = 0
     notes: Mapping[str, Any] = field(default_factory=dict)
     incidents: tuple[Incident, ...] = ()
     started: float = 0.0

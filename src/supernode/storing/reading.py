@@ -59,31 +59,37 @@ class Packs:
         rows = part.table[piece.chunks][low : low - (-len(target) // CHUNK)]
         for start in range(0, len(rows), _MOST):
             some, room = rows[start : start + _MOST], target[start * CHUNK : (start + _MOST) * CHUNK]
+            # Python's own numbers: numpy takes longer to give one of its own than a chunk takes to read.
+            packs, offsets, sizes = some["pack"].tolist(), some["offset"].tolist(), some["stored"].tolist()
             bad = np.zeros(len(some), dtype=bool)
             for first, beyond in _stretches(some):
-                bad[first:beyond] = not self._copy(part, some[first:beyond], room[first * CHUNK : beyond * CHUNK])
+                into = room[first * CHUNK : beyond * CHUNK]
+                if not sizes[first]:
+                    into[:] = bytes(len(into))
+                    continue
+                source = self._first(part.packs[packs[first]])
+                if source is None or not self._take(source, offsets[first], sizes[first:beyond], into):
+                    bad[first:beyond] = True
             for row in np.flatnonzero(bad | ~_as_written(room, some)).tolist():
-                self._mend(part, some[row : row + 1], room[row * CHUNK : (row + 1) * CHUNK], piece)
+                self._mend(part, some[row], room[row * CHUNK : (row + 1) * CHUNK], piece)
 
-    def _copy(self, part: Part, rows: Table, target: memoryview) -> bool:
-        """Copy a stretch from the first copy of its pack; tells whether it could be had, not whether it is good."""
-        if not rows["stored"][0]:
-            target[:] = bytes(len(target))
-            return True
-        source = next(self._of(part.packs[int(rows["pack"][0])]), None)
-        return source is not None and self._take(source, rows, target)
-
-    def _mend(self, part: Part, row: Table, target: memoryview, piece: Piece) -> None:
+    def _mend(self, part: Part, row: np.void, target: memoryview, piece: Piece) -> None:
         """Fill one chunk from whichever copy is good."""
-        if not row["stored"][0]:
+        if not row["stored"]:
             raise CheckpointError(f"`{piece.name}` has a chunk that lies nowhere", hint=LOST)
-        pack = part.packs[int(row["pack"][0])]
+        pack, rows = part.packs[int(row["pack"])], row.reshape(1)
         for source in self._of(pack):
-            if self._take(source, row, target) and bool(_as_written(target, row)[0]):
+            taken = self._take(source, int(row["offset"]), [int(row["stored"])], target)
+            if taken and bool(_as_written(target, rows)[0]):
                 return
         raise CheckpointError(
             f"`{piece.name}` cannot be read: what {pack} holds of it is missing or not what was written", hint=LOST
         )
+
+    def _first(self, pack: str) -> Bytes | None:
+        """Return the first copy of a pack."""
+        known = self._sources.get(pack)
+        return known[0] if known else next(self._of(pack), None)
 
     def _of(self, pack: str) -> Iterator[Bytes]:
         """Yield all copies of a pack; each is opened once, when it is needed."""
@@ -103,14 +109,13 @@ class Packs:
             with suppress(CheckpointError):
                 yield Joined(shares, pack)
 
-    def _take(self, source: Bytes, rows: Table, target: memoryview) -> bool:
-        """Copy chunks that lie one behind the other; tells whether they could be had.
+    def _take(self, source: Bytes, start: int, sizes: list[int], target: memoryview) -> bool:
+        """Copy chunks that lie one behind the other, of so many bytes each; tells whether they could be had.
 
         What is copied is what is checked afterwards, so a disk that reads otherwise the next time is no matter.
         """
-        start, sizes = int(rows["offset"][0]), rows["stored"].tolist()
         try:
-            if len(target) == CHUNK * len(rows) and min(sizes) == CHUNK:
+            if len(target) == CHUNK * len(sizes) and min(sizes) == CHUNK:
                 return source.fill(start, target)
             room = memoryview(bytearray(sum(sizes)))
             if not source.fill(start, room):

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from supernode.backends.fork_client import ForkServer
 from supernode.backends.local import LocalBackend
 from supernode.control.supernode import SuperNode
 from supernode.errors import MachineError
-from supernode.schema.event import KillRanks, Launch, RankLost, RankReady, Saved
+from supernode.schema.event import Evaluated, KillRanks, Launch, RankLost, RankReady, Restored
 from supernode.schema.plan import Plan
 
 
@@ -28,19 +29,26 @@ class SilentServer:
         self.is_ready = True
         self.has_ended = False
         self.ranks: list[socket.socket] = []
+        self.to_keepers: list[socket.socket] = []
 
     def send(self, request: dict[str, Any], descriptors: tuple[int, ...] = ()) -> None:
-        self.ranks += [socket.socket(fileno=os.dup(descriptor)) for descriptor in descriptors]
+        # Each rank has a line to the controller and one to its keeper.
+        held = [socket.socket(fileno=os.dup(descriptor)) for descriptor in descriptors]
+        self.ranks += held[::2]
+        self.to_keepers += held[1::2]
 
     def say(self, **message: Any) -> None:
         self.own.sendall(json.dumps(message).encode() + b"\n")
+
+    def rank_says(self, rank: int, kind: str, **values: Any) -> None:
+        self.ranks[rank].sendall(json.dumps({"kind": kind, "fds": 0, "incarnation": 1, **values}).encode() + b"\n")
 
     def gone(self) -> MachineError:
         return MachineError("the server is gone")
 
     def close(self) -> None:
         self.has_ended = True
-        for line in (self.connection, self.own, *self.ranks):
+        for line in (self.connection, self.own, *self.ranks, *self.to_keepers):
             line.close()
 
 
@@ -57,6 +65,7 @@ def server() -> SilentServer:
 def backend(tmp_path: Path, server: SilentServer):  # type: ignore[no-untyped-def]
     made = LocalBackend(tmp_path, silence=60, server=server)  # type: ignore[arg-type]
     made.launch(Launch(incarnation=1, plan=backend_plan(), checkpoint=""))
+    assert made.poll(0.0) == [Restored(incarnation=1, step=0, source="start")]
     yield made
     made.close()
 
@@ -72,22 +81,48 @@ def test_a_death_told_by_the_server_and_by_the_rank_s_own_line_is_one_loss(
 
 
 def test_what_a_rank_said_before_it_was_ended_is_heard(backend: LocalBackend, server: SilentServer) -> None:
-    saved = {"kind": "saved", "step": 2, "checkpoint": "step-00000002", "nbytes": 1, "seconds": 0.5}
-    server.ranks[0].sendall(b'{"kind": "ready", "seconds": 1.0}\n' + json.dumps(saved).encode() + b"\n")
+    server.rank_says(0, "ready", seconds=1.0)
+    server.rank_says(0, "evaluated", step=2, loss=3.0, seconds=0.5)
     server.say(kind="gone", token=1)
 
     backend.kill_ranks(KillRanks(incarnation=1))
 
-    # That it was ready has ended with it; that it saved has not.
-    assert backend.poll(0.0) == [Saved(step=2, checkpoint="step-00000002", nbytes=1, seconds=0.5)]
+    # That it was ready has ended with it; what it found out has not.
+    assert backend.poll(0.0) == [Evaluated(step=2, loss=3.0, seconds=0.5)]
 
 
-def test_a_save_is_told_before_the_loss_after_which_it_is_needed(backend: LocalBackend, server: SilentServer) -> None:
-    saved = {"kind": "saved", "step": 2, "checkpoint": "step-00000002", "nbytes": 1, "seconds": 0.5}
+def test_what_ranks_found_out_is_told_before_the_loss(backend: LocalBackend, server: SilentServer) -> None:
     server.say(kind="exit", incarnation=1, rank=1, code=-9)
-    server.ranks[0].sendall(json.dumps(saved).encode() + b"\n")
+    server.rank_says(0, "evaluated", step=2, loss=3.0, seconds=0.5)
 
-    assert [type(event) for event in backend.poll(1.0)] == [Saved, RankLost]
+    assert [type(event) for event in backend.poll(1.0)] == [Evaluated, RankLost]
+
+
+def test_what_a_rank_says_of_the_launch_before_is_not_of_this_one(backend: LocalBackend, server: SilentServer) -> None:
+    backend.launch(Launch(incarnation=2, plan=backend_plan(), checkpoint="", keep=True))
+    again = server.ranks[0].recv(4096)
+    server.rank_says(0, "ready", seconds=1.0)  # on its way since before
+    server.rank_says(0, "ready", seconds=1.0, incarnation=2)
+
+    assert b'"incarnation": 2' in again
+    assert len(server.ranks) == 2  # Both live, and none was forked anew.
+    events = [*backend.poll(1.0), *backend.poll(0.1)]
+    assert [(type(event).__name__, event.incarnation) for event in events] == [("Restored", 2), ("RankReady", 2)]  # type: ignore[union-attr]
+
+
+def test_a_rank_that_does_not_come_back_is_forked_anew_while_the_others_wait(
+    backend: LocalBackend, server: SilentServer
+) -> None:
+    backend.silence = 1.0
+    backend.launch(Launch(incarnation=2, plan=backend_plan(), checkpoint="", keep=True))
+    server.rank_says(0, "again", incarnation=2)
+    deadline = time.monotonic() + 10
+    while len(server.ranks) < 3 and time.monotonic() < deadline:
+        backend.poll(0.1)
+
+    assert len(server.ranks) == 3
+    server.rank_says(2, "met", incarnation=2)
+    assert not any(isinstance(event, RankLost) for event in backend.poll(0.1))
 
 
 def test_a_server_that_still_imports_is_ended_with_its_ranks_and_another_starts_when_needed(
@@ -113,7 +148,8 @@ def test_a_server_is_ready_once_it_has_said_a_word(backend: LocalBackend, server
 
 
 def test_a_ready_rank_tells_when_it_had_met_the_others(backend: LocalBackend, server: SilentServer) -> None:
-    server.ranks[0].sendall(b'{"kind": "met"}\n{"kind": "ready", "seconds": 1.0}\n')
+    server.rank_says(0, "met")
+    server.rank_says(0, "ready", seconds=1.0)
 
     (event,) = backend.poll(1.0)
 
@@ -122,7 +158,7 @@ def test_a_ready_rank_tells_when_it_had_met_the_others(backend: LocalBackend, se
 
 
 def test_a_server_that_dies_under_its_ranks_is_replaced(backend: LocalBackend, server: SilentServer) -> None:
-    server.ranks[0].sendall(b'{"kind": "beat", "step": 1}\n')
+    server.rank_says(0, "beat", step=1)
     backend.poll(1.0)
     server.own.close()
 
@@ -163,6 +199,7 @@ def test_a_server_that_cannot_start_is_an_error(tmp_path: Path) -> None:
     server.is_ready = False
     backend = LocalBackend(tmp_path, silence=60, server=server)  # type: ignore[arg-type]
     backend.launch(Launch(incarnation=1, plan=backend_plan(), checkpoint=""))
+    backend.poll(0.0)
     server.own.close()
 
     with pytest.raises(MachineError, match="the server is gone"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -102,6 +103,17 @@ class Workshop:
     def kill(self, rank: int, *, signal: int) -> None:
         """Send a signal to a rank, as nobody would warn it."""
         os.kill(self.server.children[rank], signal)
+
+    @staticmethod
+    def keepers() -> list[int]:
+        """Return the process numbers of the keepers of the run under way, by node."""
+        own = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+        return [int(pid) for pid in own if b"supernode.keeping.keeper" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+    def kill_nodes(self, *nodes: int) -> None:
+        """Kill the keepers of nodes; all ranks are to be killed apart."""
+        for node in nodes:
+            os.kill(self.keepers()[node], signal.SIGKILL)
 
     @staticmethod
     def losses(folder: Path) -> dict[int, float]:

@@ -96,8 +96,8 @@ def test_a_controller_killed_without_warning_leaves_no_rank_and_a_run_to_go_on_w
     code = supernode(monkeypatch, workshop, "resume", str(folder), "--json")
 
     assert running.outcome == "running"
-    # The controller, its fork server and two ranks.
-    assert len(processes) == 4
+    # The controller, its node's keeper, its fork server and two ranks.
+    assert len(processes) == 5
     assert left == set()
     assert (lost.outcome, lost.hint) == ("lost", "`supernode resume` goes on.")
     assert code == 0

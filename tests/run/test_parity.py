@@ -13,7 +13,7 @@ import pytest
 
 from supernode.control.journal import read
 from supernode.control.training import status
-from supernode.schema.event import Event, StepDone
+from supernode.schema.event import Event, Saved, StepDone
 from supernode.schema.report import RunState
 
 pytestmark = pytest.mark.slow
@@ -95,15 +95,16 @@ def test_a_checkpoint_that_rots_on_the_way_gives_way_to_the_one_before(workshop:
     folder = tmp_path / "run"
 
     def strike(event: Event, state: RunState) -> None:
-        if isinstance(event, StepDone) and event.step == 5 and state.incarnation == 1:
+        if isinstance(event, Saved) and event.step == 4 and state.incarnation == 1:
             shard = max((folder / "checkpoints" / "packs").glob("00000004-*"))
             shard.write_bytes(shard.read_bytes()[:-1])
+            workshop.kill_nodes(0)  # Else its memory has the step.
             workshop.kill(0, signal=signal.SIGKILL)
 
     workshop.run(workshop.job("t2"), folder, watch=strike)
 
     assert workshop.rejections(folder) == ["step-00000004"]
-    assert [step for step, _ in status(folder).repeats] == [3, 4, 5]
+    assert [step for step, _ in status(folder).repeats][:2] == [3, 4]
     workshop.assert_same(folder, workshop.undisturbed("t2"))
 
 

@@ -9,15 +9,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from supernode.errors import SpecError
 from supernode.scheduling.controller import Controller, Verdict
 from supernode.scheduling.state import fold
 from supernode.schema.event import (
     AskToStop,
+    Await,
+    CardChecked,
     Command,
+    Diverged,
     Ended,
     Evaluated,
     Event,
+    Fenced,
     Finish,
+    Kept,
     KillRank,
     KillRanks,
     Launch,
@@ -27,7 +33,9 @@ from supernode.schema.event import (
     RankReady,
     RanksEnded,
     Rejected,
+    Restored,
     Saved,
+    Spiked,
     Started,
     StepDone,
     StopAsked,
@@ -92,12 +100,12 @@ def test_a_run_with_checkpoints_is_launched_from_the_newest() -> None:
     assert answer == [Launch(incarnation=1, plan=QUIET, checkpoint="step-4")]
 
 
-def test_a_lost_rank_brings_all_down_and_up_from_the_newest_checkpoint() -> None:
+def test_after_a_loss_those_who_live_begin_again_from_the_newest_checkpoint() -> None:
     controller, answer = told(
         Started(plan=QUIET), *ready(), step(1), step(2), saved(2), step(3), step(4), saved(4), step(5), lost()
     )
 
-    assert answer == [KillRanks(incarnation=1), Launch(incarnation=2, plan=QUIET, checkpoint="step-4")]
+    assert answer == [Launch(incarnation=2, plan=QUIET, checkpoint="step-4", keep=True)]
     assert controller.state is not None
     assert (controller.state.step, controller.state.failures, controller.state.ready) == (4, 1, 0)
 
@@ -135,8 +143,8 @@ def test_a_rejected_checkpoint_gives_way_to_the_one_before_and_at_last_to_the_st
     second = controller.handle(Rejected(checkpoint="step-4", reason="digest"), 1.0)
     third = controller.handle(Rejected(checkpoint="step-2", reason="digest"), 2.0)
 
-    assert second == [Launch(incarnation=1, plan=QUIET, checkpoint="step-2")]
-    assert third == [Launch(incarnation=1, plan=QUIET, checkpoint="")]
+    assert second == [Launch(incarnation=1, plan=QUIET, checkpoint="step-2", keep=True)]
+    assert third == [Launch(incarnation=1, plan=QUIET, checkpoint="", keep=True)]
     assert controller.state is not None
     assert controller.state.step == 0
 
@@ -169,7 +177,7 @@ def test_too_many_losses_without_a_checkpoint_end_the_run_with_a_remedy() -> Non
     second = controller.handle(lost(incarnation=2), 2.0)
     third = controller.handle(lost(incarnation=3), 3.0)
 
-    assert [type(command) for command in (*first, *second)] == [KillRanks, Launch] * 2
+    assert [type(command) for command in (*first, *second)] == [Launch] * 2
     kill, finish = third
     assert kill == KillRanks(incarnation=3)
     assert isinstance(finish, Finish)
@@ -183,7 +191,7 @@ def test_a_new_checkpoint_starts_the_count_of_restarts_anew() -> None:
 
     answer = controller.handle(lost(incarnation=3), 9.0)
 
-    assert answer == [KillRanks(incarnation=3), Launch(incarnation=4, plan=QUIET, checkpoint="step-2")]
+    assert answer == [Launch(incarnation=4, plan=QUIET, checkpoint="step-2", keep=True)]
 
 
 def test_no_restarts_allowed_means_the_first_loss_ends_the_run() -> None:
@@ -306,7 +314,7 @@ def test_whatever_happens_ranks_are_ended_before_others_start_and_an_ended_run_i
 
     up = False
     for command in carried:
-        assert not (isinstance(command, Launch) and up)
+        assert not (isinstance(command, Launch) and up and not command.keep)
         up = isinstance(command, Launch) or (up and not isinstance(command, KillRanks))
     assert sum(isinstance(command, Finish) for command in carried) <= 1
     if any(isinstance(command, Finish) for command in carried):
@@ -362,7 +370,7 @@ def test_a_move_that_a_loss_interrupts_is_made_with_the_relaunch() -> None:
     controller = Controller(judge=moving)
     relayed(controller, Started(plan=QUIET), saved(2), timed(3, 1, 3), timed(4, 1, 3))
 
-    _, launch = relayed(controller, lost(1))
+    (launch,) = relayed(controller, lost(1))
     assert isinstance(launch, Launch)
     assert launch.plan.shares == (3, 1)
 
@@ -404,3 +412,113 @@ def test_a_card_that_is_slow_in_turns_moves_work_three_times_and_a_person_three_
     assert controller.state.slow == {1: 3.0}  # still told of
     relayed(controller, Started(plan=QUIET, checkpoints=((2, "step-2"),)))
     assert moves(controller.state.incarnation)
+
+
+def spec(**keys: object) -> Plan:
+    """Return a plan on two cards whose job recovers as told."""
+    return replace(QUIET, job=replace(JOB, drill=DrillSpec(), recovery=RecoverySpec(most_restarts=9, **keys)))  # type: ignore[arg-type]
+
+
+def on_one(plan: Plan, cards: tuple[int, ...]) -> Plan:
+    """Lay two copies out on one card."""
+    if not cards:
+        raise SpecError("no cards are left")
+    return replace(plan, layout=Layout(data=1), cards=cards[:1])
+
+
+def test_a_card_that_fails_again_and_again_gives_way_to_a_spare_and_then_to_a_smaller_layout() -> None:
+    controller = Controller(fit=on_one)
+    plan = spec(fence_after=2, spares=1)
+
+    relayed(controller, Started(plan=plan, spares=(7,)), lost(1, 1))
+    (told, launch) = relayed(controller, lost(1, 2))
+    assert isinstance(told, Tell)
+    assert isinstance(told.event, Fenced)
+    assert isinstance(launch, Launch)
+    assert (launch.incarnation, launch.keep, launch.plan.cards, launch.plan.layout) == (3, True, (0, 7), plan.layout)
+    assert controller.state is not None
+    assert (controller.state.fenced, controller.state.spares) == ((1,), ())
+
+    # The spare has a clean slate, and no other takes its place in turn.
+    relayed(controller, lost(1, 3))
+    (_, launch) = relayed(controller, lost(1, 4))
+    assert isinstance(launch, Launch)
+    assert (launch.plan.cards, launch.plan.layout.data) == ((0,), 1)
+    assert controller.state.fenced == (1, 7)
+
+    # Nothing is left: the run says why, and can be resumed.
+    relayed(controller, lost(0, 5))
+    (kill, finish) = relayed(controller, lost(0, 6))
+    assert isinstance(kill, KillRanks)
+    assert isinstance(finish, Finish)
+    assert "card 0" in finish.ended.message
+    assert "no cards are left" in finish.ended.message
+    assert "resume" in finish.ended.hint
+
+
+def test_losses_long_ago_or_of_nobody_s_card_fence_no_card() -> None:
+    controller = Controller(fit=on_one)
+    controller.handle(Started(plan=spec(fence_after=2, window=100.0)), 0.0)
+
+    controller.handle(lost(1, 1), 1.0)
+    controller.handle(replace(lost(1, 2), blamed=False), 2.0)
+    (late,) = controller.handle(lost(1, 3), 102.0)
+
+    assert isinstance(late, Launch)
+    assert isinstance(controller.handle(lost(1, 4), 103.0)[0], Tell)
+
+
+def test_a_run_that_waits_goes_on_once_its_card_is_back_and_says_so_where_it_is_not() -> None:
+    controller = Controller(fit=on_one)
+    plan = spec(policy="wait", fence_after=1, patience=30.0)
+
+    assert relayed(controller, Started(plan=plan), lost(1, 1))[-1] == Await(card=1, seconds=30.0)
+    (launch,) = relayed(controller, CardChecked(card=1, is_up=True))
+    assert isinstance(launch, Launch)
+    assert launch.plan.cards == (0, 1)
+    assert controller.state is not None
+    assert controller.state.fenced == ()
+    relayed(controller, lost(1, 2))
+    finish = relayed(controller, CardChecked(card=1, is_up=False, reason="no answer"))[-1]
+    assert isinstance(finish, Finish)
+    assert "card 1 did not come back: no answer" in finish.ended.message
+
+
+def test_a_copy_that_differs_from_the_most_is_fenced_at_once_and_two_that_differ_count_a_loss_each() -> None:
+    controller = Controller(fit=on_one)
+    relayed(controller, Started(plan=spec(), spares=(5,)))
+
+    both = relayed(controller, Diverged(step=4, incarnation=1, ranks=(0, 1), what="weights"))
+    one = relayed(controller, Diverged(step=4, incarnation=2, ranks=(1,), what="weights"))
+
+    assert [type(command) for command in both] == [Launch]
+    assert isinstance(one[-1], Launch)
+    assert one[-1].plan.cards == (0, 5)
+
+
+def test_state_that_is_kept_a_second_time_is_no_progress() -> None:
+    controller, _ = told(Started(plan=QUIET), lost(0, 1), Kept(step=4), lost(0, 2), lost(0, 3))
+
+    # Thrown back behind step 4 each time, the run would come to it for ever.
+    controller.handle(Kept(step=4), 9.0)
+    answer = controller.handle(lost(0, 4), 10.0)
+
+    assert isinstance(answer[-1], Finish)
+    assert controller.state is not None
+    controller.handle(Restored(incarnation=5, step=4, source="memory"), 11.0)
+    assert (controller.state.step, controller.state.source) == (4, "memory")
+
+
+def test_a_loss_far_above_the_usual_is_told_once() -> None:
+    plan = replace(spec(spike=6.0), job=replace(spec(spike=6.0).job, steps=100))
+    controller = Controller()
+    usual = [step(number, loss=2.0 + 0.01 * (number % 3)) for number in range(1, 31)]
+
+    before = relayed(controller, Started(plan=plan), *usual)
+    (tell,) = relayed(controller, step(31, loss=3.0), step(32, loss=3.0), step(33, loss=2.0))
+
+    assert [type(command) for command in before] == [Launch]
+    assert isinstance(tell, Tell)
+    assert isinstance(tell.event, Spiked)
+    assert (tell.event.step, tell.event.loss) == (31, 3.0)
+    assert abs(tell.event.usual - 2.01) < 0.01

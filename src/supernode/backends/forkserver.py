@@ -116,16 +116,17 @@ class _Server:
             for name in PIPELINE:
                 importlib.import_module(name)
             gc.freeze()
-        for rank, descriptor in zip(request["ranks"], descriptors, strict=True):
+        lines = len(descriptors) // len(request["ranks"])  # To the controller, and to a keeper where there is one.
+        for number, rank in enumerate(request["ranks"]):
+            own = descriptors[number * lines : (number + 1) * lines]
             pid = os.fork()
             if pid == 0:
-                others = [other for other in descriptors if other != descriptor]
-                self._become_rank(request, rank, descriptor, others)
+                self._become_rank(request, rank, own, [other for other in descriptors if other not in own])
             self.children[pid] = (request["incarnation"], rank)
         for descriptor in descriptors:
             os.close(descriptor)
 
-    def _become_rank(self, request: dict[str, Any], rank: int, descriptor: int, others: list[int]) -> None:
+    def _become_rank(self, request: dict[str, Any], rank: int, own: list[int], others: list[int]) -> None:
         """Turn this fork into a rank; never returns."""
         code = 1
         try:
@@ -142,7 +143,8 @@ class _Server:
             gc.enable()
             importlib.import_module("faulthandler").enable()
             worker = importlib.import_module("supernode.backends.local_rank")
-            code = worker.run(request, rank, socket.socket(fileno=descriptor))
+            connection, keeper = ([socket.socket(fileno=one) for one in own] + [None])[:2]
+            code = worker.run(request, rank, connection, keeper)
         except SystemExit as error:
             code = error.code if isinstance(error.code, int) else 1
         except BaseException:  # noqa: BLE001 - a fork must never return into the server's loop

@@ -6,15 +6,22 @@ import socket
 from pathlib import Path
 from typing import Any
 
+from supernode.keeping.client import Keep
+from supernode.keeping.lines import Line
 from supernode.probing import measure
 from supernode.schema import plain
 from supernode.schema.plan import Plan
-from supernode.training.worker import Assignment, Channel, live
+from supernode.training.channel import Channel
+from supernode.training.worker import Assignment, live
 
 
-def run(request: dict[str, Any], rank: int, connection: socket.socket) -> int:
-    """Live the life of a rank; returns its exit code."""
-    if "measure" in request:
+def run(request: dict[str, Any], rank: int, connection: socket.socket, keeper: socket.socket | None) -> int:
+    """Live the life of a rank; returns its exit code.
+
+    Args:
+        keeper: the line to the node's keeper; ranks that only measure have none.
+    """
+    if "measure" in request or keeper is None:
         return measure.serve(connection, rank=rank, ranks=request["measure"], folder=Path(request["folder"]))
     assignment = Assignment(
         rank=rank,
@@ -23,6 +30,7 @@ def run(request: dict[str, Any], rank: int, connection: socket.socket) -> int:
         folder=Path(request["folder"]),
         meeting=Path(request["meeting"]),
         checkpoint=request["checkpoint"],
+        memory=request["memory"],
         threads=request["threads"],
     )
-    return live(assignment, Channel(connection))
+    return live(assignment, Channel(Line(connection), assignment.incarnation), Keep(Line(keeper), rank))

@@ -16,6 +16,9 @@ class Backend(Protocol):
     def launch(self, command: Launch) -> None:
         """Start every rank of a plan."""
 
+    def in_memory(self) -> int:
+        """Return the newest step whose state all nodes have in memory, -1 for none."""
+
     def kill_rank(self, rank: int) -> None:
         """Kill one rank as a failing card would."""
 

@@ -11,7 +11,7 @@ from supernode.errors import CheckpointError
 from supernode.scheduling.controller import Controller
 from supernode.schema.event import AskToStop, Command, Ended, Event, Finish, KillRank, KillRanks, Launch, Rejected, Tell
 from supernode.schema.report import RunState
-from supernode.storing.saves import Saves
+from supernode.storing.saves import Saves, step_of
 
 POLL_SECONDS = 0.2
 
@@ -77,6 +77,9 @@ def drive(
         for command in commands:
             answer = _carry_out(command, backend, check, others)
             if isinstance(answer, Ended):
+                for fact in backend.poll(0):  # Such as that a checkpoint got to disk while the ranks were ended.
+                    record.append(fact, backend.now())
+                    controller.handle(fact, backend.now())
                 record.append(answer, backend.now())
                 controller.handle(answer, backend.now())
                 if watch is not None:
@@ -89,7 +92,9 @@ def drive(
 def _carry_out(command: Command, backend: Backend, check: Check | None, others: Others) -> Event | None:
     """Carry a command out; returns the event that it leads to at once, if any."""
     if isinstance(command, Launch):
-        if check is not None and command.checkpoint:
+        # What is in memory is newer, and its reader checks it.
+        is_needed = command.checkpoint and backend.in_memory() < step_of(command.checkpoint)
+        if check is not None and is_needed:
             try:
                 check(command.checkpoint)
             except CheckpointError as error:

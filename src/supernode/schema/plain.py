@@ -22,8 +22,13 @@ def read(kind: type[T], text: str | bytes) -> T:
     Raises:
         ValueError: the text is not JSON, or not a `kind`; the message names the key.
     """
-    value: T = _value(kind, json.loads(text), kind.__name__)
-    return value
+    found: T = _value(kind, json.loads(text), kind.__name__)
+    return found
+
+
+def value(kind: Any, found: Any, name: str = "value") -> Any:
+    """Return the value of any kind that parsed JSON holds; raises as `read`."""
+    return _value(kind, found, name)
 
 
 @cache

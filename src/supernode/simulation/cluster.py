@@ -89,6 +89,10 @@ class SimulatedBackend:
         if command.incarnation == self._incarnation:
             self._end_life()
 
+    def in_memory(self) -> int:
+        """Return -1: nodes keep nothing here."""
+        return -1
+
     def kill_rank(self, rank: int) -> None:
         """Kill one rank now."""
         if self._next is not None:

@@ -118,6 +118,8 @@ class Stepper:
         self.schedule = _schedule(plan, place, parts, loss, self.passes) if layout.pipeline > 1 else None
         # One copy of each sample's loss: the last stage of one tensor rank.
         ends = any(stage.index == len(plan.stages) - 1 for stage, _ in parts.stages)
+        self.before_update: Callable[[], None] = lambda: None
+        """Called in each step once its passes are over, before anything is updated; with `in_backward`, before them."""
         self.judges = ends and place.tensor == 0
         self.ends = ends
 
@@ -169,6 +171,8 @@ class Stepper:
         if self.early is not None:
             self.early.rest()
             clock.lap("optimizer")
+        self.before_update()  # Before ranks meet: once they have, all of them are done with it.
+        clock.lap("save")
         met = self._meet(loss, batch, step, stop=stop)
         clock.lap("wait")
         if self.early is None and not met.skipped:

@@ -2,33 +2,35 @@
 
 from __future__ import annotations
 
-import json
+import gc
 import re
-import socket
 import statistics
-import sys
 import time
 import traceback
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from supernode.checkpoint import state
+from supernode.checkpoint.snapshot import InMemory, Snapshots
 from supernode.checkpoint.source import OnDisk
 from supernode.data.bigram import bigram_loss
 from supernode.data.corpus import Corpus, open_corpus
 from supernode.errors import SupernodeError
 from supernode.foreign.begin import begin_from
+from supernode.keeping.client import Keep
+from supernode.keeping.slots import NOTHING
 from supernode.parallel.assemble import assemble
+from supernode.parallel.freeing import Freeing
 from supernode.parallel.graphs import loss_of
 from supernode.parallel.mesh import Place, meet
 from supernode.parallel.usercode import blame
 from supernode.passes.logical import wholes
 from supernode.schema.plan import WAYS, Plan
 from supernode.storing.saves import name_of, saves_of
+from supernode.training.channel import Channel
 from supernode.training.data import Feed, open_feed, trial_of
 from supernode.training.notes import notes_of_all
 from supernode.training.optimizer import optimizer_for
@@ -48,7 +50,8 @@ class Assignment:
     Attributes:
         folder: of the run.
         meeting: empty folder where this incarnation's ranks meet.
-        checkpoint: name of the checkpoint to go on from; empty from the start. Its bytes are verified.
+        checkpoint: name of the checkpoint to go on from; empty from the start.
+        memory: step to go on from instead, whose state the nodes have in memory; -1 for none.
     """
 
     rank: int
@@ -58,63 +61,87 @@ class Assignment:
     meeting: Path
     checkpoint: str
     threads: int
+    memory: int = NOTHING
 
 
-class Channel:
-    """The line to the controller: one JSON object a line, both ways. A controller that is gone ends the rank."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-        self._connection.setblocking(True)
-
-    def send(self, kind: str, **values: Any) -> None:
-        """Say something; blocks while the controller is slow to listen."""
-        try:
-            self._connection.sendall(json.dumps({"kind": kind, **values}).encode() + b"\n")
-        except OSError:
-            sys.exit(0)  # Nobody is left to report to, and nobody may go on unseen.
-
-    def asked_to_stop(self) -> bool:
-        """Tell whether the controller asked to save and leave; does not wait."""
-        self._connection.setblocking(False)
-        try:
-            return bool(self._connection.recv(4096))
-        except BlockingIOError:
-            return False
-        finally:
-            self._connection.setblocking(True)
+class _Again(Exception):  # noqa: N818 - not an error
+    """The rank is to begin again."""
 
 
-def live(assignment: Assignment, channel: Channel) -> int:
-    """Live one rank's life; returns its exit code. Every error is told to the controller before it ends the rank."""
+def live(assignment: Assignment, channel: Channel, keep: Keep) -> int:
+    """Live one rank's life; returns its exit code. Every error is told to the controller before it ends the rank.
+
+    A rank that loses the others waits for the word to begin again: what it has imported and opened stays as it is.
+    """
     torch.set_num_threads(assignment.threads)
+    while (code := _try(assignment, channel, keep)) is None:
+        told = channel.renewed(wait=True)
+        if told is None:
+            return 1
+        _let_go()
+        assignment = replace(
+            assignment, incarnation=told["incarnation"], meeting=Path(told["meeting"]), checkpoint=told["checkpoint"],
+            memory=told["memory"],
+        )  # fmt: skip
+        if (line := channel.new_keeper()) is not None:
+            keep.close()
+            keep = Keep(line, assignment.rank)
+        channel.send("again")
+    return code
+
+
+def _let_go() -> None:
+    """Let go of what the last incarnation met by, and of what it held."""
+    with suppress(Exception):  # It may be in any state: it was aborted, or half of it never came to be.
+        dist.destroy_process_group()
+    gc.collect()
+
+
+def _try(assignment: Assignment, channel: Channel, keep: Keep) -> int | None:
+    """Train in one incarnation; returns the rank's exit code, or None where it is to begin again."""
     try:
-        _train(assignment, channel)
-    except SupernodeError as error:
-        channel.send("failed", error=type(error).__name__, message=error.message, hint=error.hint)
-        return error.exit_code
+        _train(assignment, channel, keep)
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # noqa: BLE001 - the last place where it can be told
-        traceback.print_exc()
-        text = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0].split(' This is typically')[0]}"
-        job = assignment.plan.job
-        theirs = blame(error, (job.module, job.data.dataset, job.data.held_out_dataset, job.data.loss))
-        if theirs and not PEER_GONE.search(theirs):
-            channel.send("failed", error="ModelError", message=f"your code raised {theirs}", hint="correct that line.")
-        elif (short := _no_memory(error)) is not None:
-            channel.send("failed", error="CapacityError", **_out_of_memory(assignment, str(short)))
-        elif isinstance(error, (dist.DistBackendError, dist.DistNetworkError, ConnectionError)) or (
-            isinstance(error, RuntimeError) and PEER_GONE.search(str(error))
-        ):
-            channel.send("peer_lost", message=text)
-        else:
-            channel.send(
-                "failed", error="RunError", message=f"rank {assignment.rank} stopped: {text}",
-                hint=f"see {assignment.folder}/logs/rank-{assignment.rank}.log for where.",
-            )  # fmt: skip
-        return 1
+        return None if channel.again is not None else _tell(error, assignment, channel)
     return 0
+
+
+def _tell(error: BaseException, assignment: Assignment, channel: Channel) -> int | None:
+    """Tell the controller why the rank stopped; None where it only lost the others."""
+    if channel.is_told_soon():
+        return None  # The others' end came first, whatever the error says.
+    if isinstance(error, SupernodeError):
+        channel.send("failed", error=type(error).__name__, message=error.message, hint=error.hint)
+        return error.exit_code
+    traceback.print_exception(error)
+    text = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0].split(' This is typically')[0]}"
+    job = assignment.plan.job
+    theirs = blame(error, (job.module, job.data.dataset, job.data.held_out_dataset, job.data.loss))
+    if theirs and not PEER_GONE.search(theirs):
+        channel.send("failed", error="ModelError", message=f"your code raised {theirs}", hint="correct that line.")
+    elif (short := _no_memory(error)) is not None:
+        channel.send("failed", error="CapacityError", **_out_of_memory(assignment, str(short)))
+    elif (lost := _peer_gone(error)) is not None:
+        channel.send("peer_lost", message=lost)
+        return None
+    else:
+        channel.send(
+            "failed", error="RunError", message=f"rank {assignment.rank} stopped: {text}",
+            hint=f"see {assignment.folder}/logs/rank-{assignment.rank}.log for where.",
+        )  # fmt: skip
+    return 1
+
+
+def _peer_gone(error: BaseException | None) -> str | None:
+    """Return what says that another rank is gone: the error or, the pipeline's runtime wrapping it, a cause of it."""
+    while error is not None:
+        is_network = isinstance(error, (dist.DistBackendError, dist.DistNetworkError, ConnectionError))
+        if is_network or (isinstance(error, RuntimeError) and PEER_GONE.search(str(error))):
+            return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0].split(' This is typically')[0]}"
+        error = error.__cause__
+    return None
 
 
 def _no_memory(error: BaseException | None) -> BaseException | None:
@@ -147,9 +174,11 @@ def _out_of_memory(assignment: Assignment, text: str) -> dict[str, str]:
     }
 
 
-def _train(assignment: Assignment, channel: Channel) -> None:
+def _train(assignment: Assignment, channel: Channel, keep: Keep) -> None:
     begun = time.perf_counter()
     plan, job = assignment.plan, assignment.plan.job
+    freeing = Freeing()
+    channel.free = freeing.free
     place = meet(
         plan.layout, assignment.rank, folder=assignment.meeting, rendezvous=job.rendezvous, silence=job.recovery.silence
     )
@@ -157,7 +186,7 @@ def _train(assignment: Assignment, channel: Channel) -> None:
     corpus = None if job.data.dataset else open_corpus(assignment.folder / "data", verify=False)
     feed = open_feed(plan, corpus, place.data, place.context)
     parts = assemble(plan, place, trial_of(feed))
-    if job.weights and not assignment.checkpoint:
+    if job.weights and not assignment.checkpoint and assignment.memory == NOTHING:
         parts.notes["weights"] = begin_from(Path(job.weights), plan, parts, place).text()
     for name, value in parts.notes.items() if place.rank == 0 else ():
         channel.send("note", name=name, value=value)
@@ -165,7 +194,14 @@ def _train(assignment: Assignment, channel: Channel) -> None:
     loss = loss_of(plan, place, parts.divided, feed.loss)
     stepper = Stepper(plan, place, parts, feed, optimizer, loss)
     step = 0
-    if assignment.checkpoint:
+    if assignment.memory != NOTHING:
+        step = assignment.memory
+        kept = InMemory(keep, step)
+        expected = make_manifest(plan, step, feed.sampler, describe_data(corpus, feed.sampler))
+        restore(parts, optimizer, place, kept, expected, expected)
+        stepper.sending.restore(kept)
+        del kept  # It maps the memory of other nodes' state.
+    elif assignment.checkpoint:
         source = OnDisk(saves_of(job.checkpoint, assignment.folder / "checkpoints"), assignment.checkpoint)
         expected = make_manifest(plan, source.manifest.step, feed.sampler, describe_data(corpus, feed.sampler))
         restore(parts, optimizer, place, source, source.manifest, expected)
@@ -174,17 +210,22 @@ def _train(assignment: Assignment, channel: Channel) -> None:
     if place.rank == 0 and (ways := stepper.sending.meetings.note()):
         channel.send("note", name=WAYS, value=ways)
         channel.send("note", name="how gradients meet", value=stepper.sending.meetings.text())
-    dist.barrier()
+    freeing.learn()
     channel.send("ready", seconds=time.perf_counter() - begun)
-    _Run(assignment, channel, place, stepper, corpus).go(step)
+    run = _Run(assignment, channel, place, stepper, corpus, keep)
+    try:
+        run.go(step)
+    finally:
+        run.snapshots.close()
 
 
 class _Run:
     """The loop over steps, and what happens between them."""
 
     def __init__(
-        self, assignment: Assignment, channel: Channel, place: Place, stepper: Stepper, corpus: Corpus | None
-    ) -> None:
+        self, assignment: Assignment, channel: Channel, place: Place, stepper: Stepper, corpus: Corpus | None,
+        keep: Keep,
+    ) -> None:  # fmt: skip
         self.assignment, self.channel, self.place, self.stepper, self.corpus = (
             assignment, channel, place, stepper, corpus,
         )  # fmt: skip
@@ -192,13 +233,19 @@ class _Run:
         self.saves = saves_of(self.job.checkpoint, assignment.folder / "checkpoints")
         self.is_first = place.rank == 0
         self._busy: list[tuple[float, ...]] = []
+        self.snapshots = Snapshots(
+            keep, wait=self.job.optimizer.in_backward, restored=assignment.memory, attempt=assignment.incarnation
+        )
+        stepper.before_update = self._handed_over
 
     def go(self, step: int) -> None:
         """Take the steps that are left."""
         stopping, begun_at = False, step
         while step < self.job.steps and not stopping:
             begun = time.perf_counter()
-            asked = self.is_first and self.channel.asked_to_stop()
+            if self.channel.again is not None:
+                raise _Again
+            asked = self.is_first and self.channel.stop
             outcome = self.stepper.train(step, stop=asked)
             step += 1
             stopping = outcome.stop
@@ -217,8 +264,10 @@ class _Run:
             every = self.job.evaluate.every
             if last or (every and step % every == 0):
                 self._evaluate(step)
-            if last or stopping or step % self.job.checkpoint.every == 0:
-                self._save(step)
+            said = self.job.checkpoint
+            to_disk = last or stopping or step % said.every == 0
+            if to_disk or (said.memory_every and step % said.memory_every == 0):
+                self._save(step, disk=to_disk, must=last or stopping)
         dist.destroy_process_group()
         if self.is_first and step == self.job.steps and self.corpus is not None:
             try:
@@ -242,9 +291,11 @@ class _Run:
         """Tell what the model is to be held against, on the very text that it was tried on, and let it write some."""
         windows = min(self.stepper.feed.evaluation_batches * self.job.batch, self._held_out_windows(corpus))
         self.channel.send("note", name="bigram_loss", value=bigram_loss(corpus, tokens=windows * self._sequence + 1))
-        if self.job.sample.tokens and self.job.shape is not None:
+        beat = lambda: self.channel.send("beat", step=step)  # noqa: E731
+        saved = self.snapshots.keep.await_saved(step, beat=beat, limit=self.job.recovery.silence)
+        if self.job.sample.tokens and self.job.shape is not None and saved:
             source = OnDisk(self.saves, name_of(step))
-            text = write_sample(self.plan, corpus, source, beat=lambda: self.channel.send("beat", step=step))
+            text = write_sample(self.plan, corpus, source, beat=beat)
             self.channel.send("note", name="sample", value=text)
 
     @property
@@ -266,16 +317,41 @@ class _Run:
         if self.is_first:
             self.channel.send("evaluated", step=step, loss=loss, seconds=time.perf_counter() - begun)
 
-    def _save(self, step: int) -> None:
-        begun = time.perf_counter()
-        feed: Feed = self.stepper.feed
-        self.channel.send("beat", step=step)
-        manifest = make_manifest(self.plan, step, feed.sampler, describe_data(self.corpus, feed.sampler))
+    def _save(self, step: int, *, disk: bool, must: bool) -> None:
+        """Begin to save; what is left of it is done before the next update.
+
+        Args:
+            must: wait for room, and until the state is handed over: the rank leaves after this step.
+        """
+        self._renew_keep()
         held = tensors(self.stepper.parts, self.stepper.optimizer, self.place.data) | self.stepper.sending.state()
         held = wholes(held, self.stepper.parts, self.place)
-        nbytes = state.save(held, self.saves, manifest)
-        if self.is_first:
-            self.saves.prune(keep=self.job.checkpoint.keep, newest=step)
-            self.channel.send(
-                "saved", step=step, checkpoint=name_of(step), nbytes=nbytes, seconds=time.perf_counter() - begun
-            )
+        begun = self.snapshots.begin(
+            step, held, disk=disk, limit=self.job.recovery.silence if must else 0.0,
+            beat=lambda: self._wait_on(step),
+        )  # fmt: skip
+        if not begun and self.is_first and disk:
+            self.channel.send("unsaved", step=step)
+        if must or self.job.optimizer.in_backward:
+            self._handed_over()
+
+    def _renew_keep(self) -> None:
+        """Take up the line to a new keeper, if there is one."""
+        if (line := self.channel.new_keeper()) is not None:
+            self.snapshots.keep.close()
+            self.snapshots.keep = Keep(line, self.place.rank)
+
+    def _wait_on(self, step: int) -> None:
+        self.channel.send("beat", step=step)
+        self._renew_keep()
+
+    def _handed_over(self) -> None:
+        """Hand over what a save has begun to copy, if one has."""
+        done = self.snapshots.finish()
+        if done is None or not self.is_first:
+            return
+        step, disk, stall = done
+        if disk:
+            feed: Feed = self.stepper.feed
+            manifest = make_manifest(self.plan, step, feed.sampler, describe_data(self.corpus, feed.sampler))
+            self.channel.send("saving", step=step, manifest=asdict(manifest), stall=stall)

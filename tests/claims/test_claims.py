@@ -15,7 +15,7 @@ from supernode.claims.project import mixture
 from supernode.claims.table import CLAIMS, chosen, show
 from supernode.errors import SpecError
 
-OTHER = Setting(network=0.4, radix=6)
+OTHER = Setting(network=0.4, radix=6, failures=2.0)
 
 
 @pytest.fixture(scope="module")

@@ -18,10 +18,12 @@ class Setting:
     Attributes:
         network: bandwidth between nodes (or supernodes), as a part of what each claim assumes.
         radix: cards on a leaf switch, or along an edge of a torus, where a claim is of the fabric alone; 0 for its own.
+        failures: of all parts and software, as a part of what each claim of reliability assumes.
     """
 
     network: float = 1.0
     radix: int = 0
+    failures: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

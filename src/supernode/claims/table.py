@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from supernode.claims import cluster, fabrics, hybrid, project, topology
+from supernode.claims import cluster, fabrics, hybrid, project, reliable, topology
 from supernode.claims.claim import Claim, Entry, Setting, Show
 from supernode.errors import SpecError
 
@@ -54,6 +54,21 @@ CLAIMS: Mapping[str, tuple[Claim, Show]] = {
             Claim(id="S9.1", says="less communication by topology-aware partition", figure=0.30, goal="at least",
                   unit="%"),
             topology.aware_partition,
+        ),
+        (
+            Claim(id="S10.1", says="from a failure until the work that it cost is done again", figure=10.0,
+                  goal="at most", unit="minutes"),
+            reliable.recovery_minutes,
+        ),
+        (
+            Claim(id="S11.1", says="between failures of a machine of 512 cards", figure=200_000.0, goal="at least",
+                  unit="h"),
+            reliable.outage_hours,
+        ),
+        (
+            Claim(id="S11.2", says="of the time is lost to failures (99.995% available)", figure=0.00005,
+                  goal="at most", unit="%"),
+            reliable.unavailable,
         ),
         (
             Claim(id="S17.1", says="linear scaling to a million cards", figure=0.95, goal="at least", unit="%"),

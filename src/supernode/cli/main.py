@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from supernode.cli.advise import compare, forecast, plan
+from supernode.cli.availability import availability
 from supernode.cli.calibrate import calibrate
 from supernode.cli.checkpoint import checkpoint as checkpoint_verbs
 from supernode.cli.claims import claims
@@ -164,6 +165,7 @@ def sheet(
     show.machine(node(cards, card, interconnect, cooling, machine, None).sheet(), as_json=as_json)
 
 
+app.command()(availability)
 app.command()(calibrate)
 app.command()(claims)
 app.add_typer(checkpoint_verbs)

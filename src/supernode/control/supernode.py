@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from supernode.control.training import Watch
     from supernode.hardware.machine import Machine
     from supernode.hardware.sheet import MachineSheet
+    from supernode.reliability.answer import Availability
     from supernode.scheduling.pool import Pool
     from supernode.search.best import Plans
 
@@ -229,6 +230,33 @@ class SuperNode:
         from supernode.control.simulate import simulate
 
         return simulate(self.plan(job), self.machine, mtbf=mtbf, seed=seed)
+
+    def availability(
+        self, *, spares: int = 4, without: tuple[str, ...] = (), pause: float = 10.0, by_hand: float = 3 / 419,
+        parameters: float = 70e9, step: float = 10.0, days: float = 0.0, seed: int = 0,
+    ) -> Availability:  # fmt: skip
+        """Reckon how often this machine fails a job on all its cards, for how long, and what redundancy changes.
+
+        Args:
+            spares: nodes beside those that the job fills.
+            without: redundancies that it lacks: supplies, paths, cooling, control, feeds, disks.
+            pause: seconds from a failure until ranks compute again.
+            by_hand: part of recoveries that need people; by default as in Llama 3's training.
+            parameters: of the model in training.
+            step: seconds of a step.
+            days: to play event by event as well; 0 for none.
+            seed: of the failures that are played.
+
+        Raises:
+            SpecError: a number is outside its limits, or the machine is this computer, whose rates nobody knows.
+            CapacityError: failures leave no time to work.
+        """
+        from supernode.control.availability import availability
+
+        return availability(
+            self.machine, spares=spares, without=without, pause=pause, by_hand=by_hand, parameters=parameters,
+            step=step, days=days, seed=seed,
+        )  # fmt: skip
 
     def run(self, job: Job, *, folder: str | Path | None = None, watch: Watch | None = None) -> Report:
         """Train on this computer's cards until the job is done; failed ranks are replaced on the way.

@@ -12,8 +12,11 @@ import pytest
 from safetensors.numpy import load_file
 from tests.storing.conftest import manifest
 
+from supernode.checkpoint.source import whole
 from supernode.control import runs
 from supernode.control.journal import Journal
+from supernode.foreign.look import look
+from supernode.foreign.source import Foreign
 from supernode.schema.event import Saved, Started
 from supernode.schema.job import JobSpec
 from supernode.schema.lasting import CheckpointSpec
@@ -147,6 +150,22 @@ def test_what_is_exported_is_read_by_others_and_comes_back(saves: Saves, termina
     refused(terminal("checkpoint", "import", "small", "--files", "nothing"), "nothing", "not there")
 
 
+def test_pytorch_reads_what_is_exported_for_it_while_a_disk_is_lost(
+    saves: Saves, terminal: Command, tmp_path: Path
+) -> None:
+    del saves
+    shutil.rmtree(tmp_path / "disk1")
+
+    code, _, err = terminal("checkpoint", "export", "small", "--out", "dcp", "--checkpoint", "50", "--format", "dcp")
+
+    assert code == 0, err
+    assert sorted(path.name for path in (tmp_path / "dcp").iterdir()) == [".metadata", "__0_0.distcp"]
+    found = look(tmp_path / "dcp")
+    assert set(found.tensors) == {"model.w"}
+    assert np.array_equal(whole("model.w", Foreign(found)).numpy(), values(50))
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".draft")]
+
+
 @pytest.mark.parametrize(
     ("words", "named"),
     [
@@ -159,6 +178,10 @@ def test_what_is_exported_is_read_by_others_and_comes_back(saves: Saves, termina
         ("export small --out disk0", ("disk0 is there already", "--out")),
         ("export small --out new --shard 5XB", ("--shard", "5XB")),
         ("export small --out new --shard 0", ("--shard",)),
+        ("export small --out new --format zip", ("--format", "dcp")),
+        ("export small --out new --names lama", ("--names", "llama")),
+        ("export small --out new --names llama --everything", ("--everything", "--format dcp")),
+        ("export small --out disk0 --format dcp", ("disk0 is there already", "--out")),
         ("list nosuch://bucket", ("nosuch",)),
     ],
 )

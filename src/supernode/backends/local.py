@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import select
 import shutil
 import socket
 import time
@@ -48,6 +49,10 @@ _BLAME_SECONDS = 0.5
 """How long a rank that lost a peer waits for that peer's own end, which tells more."""
 
 
+_TOGETHER_SECONDS = 0.05
+"""How long deaths are waited for that come with one: a node takes all its ranks along."""
+_AGAIN = ("incarnation", "plan", "meeting", "checkpoint", "memory", "threads")
+"""What a rank is told that begins again in its process."""
 _FACTS = (StepDone, Evaluated, Saved, Unsaved, Kept, Noted)
 """What a rank or keeper says that does not end with it."""
 
@@ -87,6 +92,8 @@ class LocalBackend:
     def launch(self, command: Launch) -> None:
         """Fork the ranks of a plan, or those that are missing, and have the others begin again."""
         plan = command.plan
+        if command.keep:
+            self._hear_other_deaths()
         if not command.keep or self.server.has_ended:
             self._drop_ranks()
         if self.server.has_ended:
@@ -99,6 +106,7 @@ class LocalBackend:
         if self._keepers is None:
             self._keepers = Keepers(self.folder, plan)
             self._watch_keepers()
+        self._events += self._keepers.hear()
         new_lines = self._renew_keepers()
         self._keepers.begin(plan, attempt=command.incarnation)
         found = self._keepers.newest()
@@ -116,15 +124,16 @@ class LocalBackend:
             "pipeline": plan.layout.pipeline > 1,
             "threads": plan.job.threads or max(1, len(os.sched_getaffinity(0)) // plan.ranks),
         }  # fmt: skip
-        living = [rank for rank in self._ranks.values() if rank.can_go_on]
-        for rank in [rank for rank in self._ranks.values() if not rank.can_go_on]:
+        self._hear_last_words()
+        living = [rank for rank in self._ranks.values() if rank.can_go_on and rank.number < plan.ranks]
+        for rank in [rank for rank in self._ranks.values() if rank not in living]:
             self._forget(rank)
         for rank in living:
             rank.begin_again()
             keeper = self._keepers.attach(rank.number) if rank.number in new_lines else None
             rank.line.send(
-                "again", descriptors=(keeper.fileno(),) if keeper is not None else (), meeting=str(meeting),
-                incarnation=command.incarnation, checkpoint=command.checkpoint, memory=memory,
+                "again", descriptors=(keeper.fileno(),) if keeper is not None else (),
+                **{key: self._request[key] for key in _AGAIN},
             )  # fmt: skip
             if keeper is not None:
                 keeper.close()
@@ -268,6 +277,13 @@ class LocalBackend:
         """Read what ranks said and nobody has read yet: a checkpoint may have been saved."""
         for rank in self._ranks.values():
             self._hear_rank(rank)
+
+    def _hear_other_deaths(self) -> None:
+        deadline = time.monotonic() + _TOGETHER_SECONDS
+        while (left := deadline - time.monotonic()) > 0 and not self.server.has_ended:
+            if not select.select([self.server.connection], [], [], left)[0]:
+                break
+            self._hear_server()
 
     def _forget(self, rank: Rank) -> None:
         """Let go of a rank that is gone, or end one that is not."""

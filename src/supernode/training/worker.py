@@ -28,6 +28,7 @@ from supernode.parallel.graphs import loss_of
 from supernode.parallel.mesh import Place, meet
 from supernode.parallel.usercode import blame
 from supernode.passes.logical import wholes
+from supernode.schema import plain
 from supernode.schema.plan import WAYS, Plan
 from supernode.storing.saves import name_of, saves_of
 from supernode.training.channel import Channel
@@ -80,9 +81,11 @@ def live(assignment: Assignment, channel: Channel, keep: Keep) -> int:
             return 1
         _let_go()
         assignment = replace(
-            assignment, incarnation=told["incarnation"], meeting=Path(told["meeting"]), checkpoint=told["checkpoint"],
-            memory=told["memory"],
+            assignment, incarnation=told["incarnation"], plan=plain.read(Plan, told["plan"]),
+            meeting=Path(told["meeting"]), checkpoint=told["checkpoint"], memory=told["memory"],
+            threads=told["threads"],
         )  # fmt: skip
+        torch.set_num_threads(assignment.threads)
         if (line := channel.new_keeper()) is not None:
             keep.close()
             keep = Keep(line, assignment.rank)

@@ -86,6 +86,19 @@ def test_every_kind_of_file_gives_the_same(tmp_path: Path) -> None:
         assert torch.equal(other[name], expected), name
 
 
+def test_numbers_are_cast_to_the_precision_of_the_model(tmp_path: Path) -> None:
+    theirs = weights()
+    save_file(theirs, tmp_path / "float32.safetensors")
+    save_file({name: tensor.bfloat16() for name, tensor in theirs.items()}, tmp_path / "bfloat16.safetensors")
+    half = {name: torch.zeros(size, dtype=torch.bfloat16) for name, size in shapes_of(SHAPE).items()}
+    fill(half, Renamed(match_decoder(look(tmp_path / "float32.safetensors"), SHAPE)))
+    whole = loaded(tmp_path / "bfloat16.safetensors")
+
+    for name, tensor in half.items():
+        assert torch.equal(tensor, theirs[NAMINGS["llama"].of(name)].bfloat16()), name
+        assert torch.equal(whole[name], tensor.float()), name
+
+
 class Small(nn.Module):
     """Two layers that share a matrix, and a count that is saved."""
 

@@ -78,16 +78,18 @@ def test_a_run_begins_with_the_loss_that_transformers_has(workshop: Any, theirs:
     expected = first_loss(model, tmp_path / "one", one)
     cut = job_of(workshop, {"tensor": 2, "pipeline": 2, "data": 1}, SHAPE | {"tied": False}, folder)
     workshop.run(cut, tmp_path / "cut")
-    # One of ours, which one rank wrote, into four.
+    # One of ours, which one rank wrote, into four, whose weights are sharded too.
     again = tmp_path / "one" / "checkpoints" / name_of(1)
-    workshop.run(cut | {"weights": str(again)}, tmp_path / "again")
+    sharded = cut | {"weights": str(again), "parallelism": {"tensor": 2, "data": 2, "sharding": "fsdp"}}
+    workshop.run(sharded, tmp_path / "again")
 
     assert workshop.losses(tmp_path / "one")[1] == pytest.approx(expected, rel=1e-5)
     assert workshop.losses(tmp_path / "cut")[1] == pytest.approx(expected, rel=1e-5)
-    assert workshop.losses(tmp_path / "again")[1] == workshop.losses(tmp_path / "cut")[1]
+    assert workshop.losses(tmp_path / "again")[1] == pytest.approx(expected, rel=1e-5)
     for name, tensor in workshop.tensors(tmp_path / "cut", 1).items():
         if name.startswith("model."):
             assert torch.equal(tensor, workshop.tensors(tmp_path / "one", 1)[name]), name
+            assert torch.equal(tensor, workshop.tensors(tmp_path / "again", 1)[name]), name
 
 
 def test_tied_weights_of_16_bits_begin_a_run_in_32(workshop: Any, theirs: Any, tmp_path: Path) -> None:

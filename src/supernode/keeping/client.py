@@ -39,6 +39,7 @@ class Keep:
         self.kept = self.saved = self.unsaved = NOTHING
         self._slots: Slots | None = None
         self._last: int | None = None
+        self._is_copied = self._is_fresh = False
         self._writing: dict[int, int] = {}
 
     @property
@@ -64,6 +65,7 @@ class Keep:
             return
         if self._slots is not None:
             self._slots.close()
+        self._is_copied, self._is_fresh = answer["copied"], not answer["fds"]
         if answer["fds"]:
             self._slots = Slots(pieces, answer["fds"], steps=list(answer["steps"]))
             self._writing = {int(step): slot for step, slot in answer["writes"].items()}
@@ -82,8 +84,15 @@ class Keep:
         if self._last is None:
             return next((slot for slot in range(slots.COUNT) if slot not in self._writing.values()), None)
         other = 1 - self._last
-        is_kept = self.kept >= self._slots.steps[self._last]
+        # What is here is whole once it is handed over, which ranks have done before they meet; copies take longer.
+        is_kept = not self._is_copied or self.kept >= self._slots.steps[self._last]
         return other if is_kept and other not in self._writing.values() else None
+
+    def fresh(self) -> list[memoryview]:
+        """Return the memory of new slots, once."""
+        views = self._slots.views if self._slots is not None and self._is_fresh else []
+        self._is_fresh = False
+        return list(views)
 
     def view(self, slot: int) -> memoryview:
         """Return a slot's memory, whose state is none from now on."""

@@ -135,10 +135,13 @@ class Keeper:
             self._offers[rank] = message["attempt"], message["writers"]
             held = self.holding.own(rank, pieces)
             if held is None:
-                line.send("slots", steps=[], writes={})
+                line.send("slots", steps=[], writes={}, copied=self.nodes > 1)
             else:
                 writes = dict(self.writing.writes.get(rank, {}))
-                line.send("slots", descriptors=tuple(held.descriptors), steps=held.steps, writes=writes)
+                line.send(
+                    "slots", descriptors=tuple(held.descriptors), steps=held.steps, writes=writes,
+                    copied=self.nodes > 1,
+                )  # fmt: skip
         elif kind == "new":
             pieces = plain.value(tuple[Piece, ...], message["pieces"])
             self.holding.adopt(rank, Slots(pieces, message["fds"]))

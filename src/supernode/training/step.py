@@ -45,6 +45,7 @@ class Outcome:
         parts: seconds by part on this rank.
         stop: a rank was asked to stop after this step.
         busy: seconds of each rank's passes; empty where nobody asks for them.
+        votes: sum over ranks of what `Stepper.before_update` returned.
         skipped: float16 overflowed, so nothing was updated.
     """
 
@@ -54,6 +55,7 @@ class Outcome:
     parts: dict[str, float]
     stop: bool
     busy: tuple[float, ...] = ()
+    votes: float = 0.0
     skipped: bool = False
 
 
@@ -118,8 +120,9 @@ class Stepper:
         self.schedule = _schedule(plan, place, parts, loss, self.passes) if layout.pipeline > 1 else None
         # One copy of each sample's loss: the last stage of one tensor rank.
         ends = any(stage.index == len(plan.stages) - 1 for stage, _ in parts.stages)
-        self.before_update: Callable[[], None] = lambda: None
-        """Called in each step once its passes are over, before anything is updated; with `in_backward`, before them."""
+        self.before_update: Callable[[], float] = lambda: 0.0
+        """Called in each step once its passes are over and before ranks meet, who then know the sum of what it returns;
+        nothing is updated yet, unless `in_backward`."""
         self.judges = ends and place.tensor == 0
         self.ends = ends
 
@@ -171,9 +174,9 @@ class Stepper:
         if self.early is not None:
             self.early.rest()
             clock.lap("optimizer")
-        self.before_update()  # Before ranks meet: once they have, all of them are done with it.
+        votes = self.before_update()  # Before ranks meet: once they have, all of them are done with it.
         clock.lap("save")
-        met = self._meet(loss, batch, step, stop=stop)
+        met = self._meet(loss, batch, step, stop=stop, votes=votes)
         clock.lap("wait")
         if self.early is None and not met.skipped:
             self.optimizer.step()
@@ -214,16 +217,17 @@ class Stepper:
         target = torch.cat(batch.targets) if self.ends else None
         run(*inputs, target=target, losses=losses if self.ends else None, return_outputs=False)
 
-    def _meet(self, loss: float, batch: Batch, step: int, *, stop: bool) -> Outcome:
+    def _meet(self, loss: float, batch: Batch, step: int, *, stop: bool, votes: float = 0.0) -> Outcome:
         """Learn the step's loss, positions and gradient norm from all ranks, then scale the gradients once."""
         counted = sum(self.feed.count(target) for target in batch.targets) if self.judges else 0
         looks = self.place.layout.ranks if self.plan.job.balance.every else 0
-        mine = torch.zeros(4 + looks, dtype=torch.float64)
-        mine[:4] = torch.tensor([loss if self.judges else 0.0, counted, self._squares(), stop], dtype=torch.float64)
+        mine = torch.zeros(5 + looks, dtype=torch.float64)
+        own = [loss if self.judges else 0.0, counted, self._squares(), stop, votes]
+        mine[:5] = torch.tensor(own, dtype=torch.float64)
         if looks:
-            mine[4 + self.place.rank] = self.passes.take()
+            mine[5 + self.place.rank] = self.passes.take()
         dist.all_reduce(mine)
-        total, positions, squares, stopping, *busy = mine.tolist()
+        total, positions, squares, stopping, voted, *busy = mine.tolist()
         positions = max(positions, 1.0)
         inflated = self.scaling.scale if self.scaling is not None else 1.0
         mean, norm = total / inflated / positions, math.sqrt(squares) / inflated / positions
@@ -248,7 +252,8 @@ class Stepper:
             clip = self.plan.job.optimizer.clip
             self._scale((min(1.0, clip / (norm + 1e-6)) if clip else 1.0) / positions / inflated)
         return Outcome(
-            loss=mean, norm=norm, rate=0.0, parts={}, stop=stopping > 0, busy=tuple(busy), skipped=skipped
+            loss=mean, norm=norm, rate=0.0, parts={}, stop=stopping > 0, busy=tuple(busy), skipped=skipped,
+            votes=voted,
         )  # fmt: skip
 
     def _squares(self) -> float:

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
-from supernode.checkpoint.snapshot import InMemory, Snapshots
+from supernode.checkpoint.snapshot import CHANGED, InMemory, Snapshots
 from supernode.checkpoint.source import OnDisk
 from supernode.data.bigram import bigram_loss
 from supernode.data.corpus import Corpus, open_corpus
@@ -239,7 +240,8 @@ class _Run:
         self.snapshots = Snapshots(
             keep, wait=self.job.optimizer.in_backward, restored=assignment.memory, attempt=assignment.incarnation
         )
-        stepper.before_update = self._handed_over
+        stepper.before_update = self._before_update
+        self._due = False, False
 
     def go(self, step: int) -> None:
         """Take the steps that are left."""
@@ -249,6 +251,7 @@ class _Run:
             if self.channel.again is not None:
                 raise _Again
             asked = self.is_first and self.channel.stop
+            is_due, to_disk = self._due = self._is_due(step + 1)
             outcome = self.stepper.train(step, stop=asked)
             step += 1
             stopping = outcome.stop
@@ -267,10 +270,11 @@ class _Run:
             every = self.job.evaluate.every
             if last or (every and step % every == 0):
                 self._evaluate(step)
-            said = self.job.checkpoint
-            to_disk = last or stopping or step % said.every == 0
-            if to_disk or (said.memory_every and step % said.memory_every == 0):
-                self._save(step, disk=to_disk, must=last or stopping)
+            if begun_at == step - 1:
+                self.snapshots.prepare(self._held())
+            if is_due or stopping:
+                votes = outcome.votes if is_due else CHANGED
+                self._save(step, votes=votes, disk=to_disk or stopping, must=last or stopping)
         dist.destroy_process_group()
         if self.is_first and step == self.job.steps and self.corpus is not None:
             try:
@@ -320,17 +324,15 @@ class _Run:
         if self.is_first:
             self.channel.send("evaluated", step=step, loss=loss, seconds=time.perf_counter() - begun)
 
-    def _save(self, step: int, *, disk: bool, must: bool) -> None:
+    def _save(self, step: int, *, votes: float, disk: bool, must: bool) -> None:
         """Begin to save; what is left of it is done before the next update.
 
         Args:
+            votes: of all ranks, as `Snapshots.begin` takes them.
             must: wait for room, and until the state is handed over: the rank leaves after this step.
         """
-        self._renew_keep()
-        held = tensors(self.stepper.parts, self.stepper.optimizer, self.place.data) | self.stepper.sending.state()
-        held = wholes(held, self.stepper.parts, self.place)
         begun = self.snapshots.begin(
-            step, held, disk=disk, limit=self.job.recovery.silence if must else 0.0,
+            step, self._held(), votes=votes, disk=disk, limit=self.job.recovery.silence if must else 0.0,
             beat=lambda: self._wait_on(step),
         )  # fmt: skip
         if not begun and self.is_first and disk:
@@ -347,6 +349,23 @@ class _Run:
     def _wait_on(self, step: int) -> None:
         self.channel.send("beat", step=step)
         self._renew_keep()
+
+    def _before_update(self) -> float:
+        self._handed_over()
+        if not self._due[0]:
+            return 0.0
+        self._renew_keep()
+        return self.snapshots.votes()
+
+    def _held(self) -> dict[str, Tensor]:
+        held = tensors(self.stepper.parts, self.stepper.optimizer, self.place.data) | self.stepper.sending.state()
+        return wholes(held, self.stepper.parts, self.place)
+
+    def _is_due(self, step: int) -> tuple[bool, bool]:
+        """Tell whether the state after a step is to be kept, and whether on disk, too."""
+        said = self.job.checkpoint
+        disk = step == self.job.steps or step % said.every == 0
+        return disk or bool(said.memory_every and step % said.memory_every == 0), disk
 
     def _handed_over(self) -> None:
         """Hand over what a save has begun to copy, if one has."""

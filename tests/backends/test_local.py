@@ -16,7 +16,17 @@ from supernode.backends.fork_client import ForkServer
 from supernode.backends.local import LocalBackend
 from supernode.control.supernode import SuperNode
 from supernode.errors import MachineError
-from supernode.schema.event import Evaluated, KillRanks, Launch, RankLost, RankReady, Restored
+from supernode.schema.event import (
+    Await,
+    CardChecked,
+    Evaluated,
+    Event,
+    KillRanks,
+    Launch,
+    RankLost,
+    RankReady,
+    Restored,
+)
 from supernode.schema.plan import Plan
 
 
@@ -54,6 +64,16 @@ class SilentServer:
 
 def backend_plan() -> Plan:
     return SuperNode.discover(cards=2).plan({"parallelism": {"data": 2}})
+
+
+def meet(backend: LocalBackend, server: SilentServer) -> None:
+    """Have both ranks meet; one that has not cannot be freed from waiting for the others."""
+    for rank in (0, 1):
+        server.rank_says(rank, "met")
+        server.rank_says(rank, "ready", seconds=1.0)
+    while len([event for event in backend.poll(0.1) if isinstance(event, RankReady)]) == 0:
+        pass
+    backend.poll(0.1)
 
 
 @pytest.fixture
@@ -99,6 +119,7 @@ def test_what_ranks_found_out_is_told_before_the_loss(backend: LocalBackend, ser
 
 
 def test_what_a_rank_says_of_the_launch_before_is_not_of_this_one(backend: LocalBackend, server: SilentServer) -> None:
+    meet(backend, server)
     backend.launch(Launch(incarnation=2, plan=backend_plan(), checkpoint="", keep=True))
     again = server.ranks[0].recv(4096)
     server.rank_says(0, "ready", seconds=1.0)  # on its way since before
@@ -113,7 +134,8 @@ def test_what_a_rank_says_of_the_launch_before_is_not_of_this_one(backend: Local
 def test_a_rank_that_does_not_come_back_is_forked_anew_while_the_others_wait(
     backend: LocalBackend, server: SilentServer
 ) -> None:
-    backend.silence = 1.0
+    backend.silence = 4.0
+    meet(backend, server)
     backend.launch(Launch(incarnation=2, plan=backend_plan(), checkpoint="", keep=True))
     server.rank_says(0, "again", incarnation=2)
     deadline = time.monotonic() + 10
@@ -162,7 +184,7 @@ def test_a_server_that_dies_under_its_ranks_is_replaced(backend: LocalBackend, s
     backend.poll(1.0)
     server.own.close()
 
-    assert backend.poll(1.0) == [RankLost(rank=0, incarnation=1, reason="the server is gone")]
+    assert backend.poll(1.0) == [RankLost(rank=0, incarnation=1, reason="the server is gone", blamed=False)]
     assert backend.poll(0.0) == []
     backend.kill_ranks(KillRanks(incarnation=1))
     backend.launch(Launch(incarnation=2, plan=backend_plan(), checkpoint=""))
@@ -205,3 +227,48 @@ def test_a_server_that_cannot_start_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(MachineError, match="the server is gone"):
         backend.poll(1.0)
     backend.close()
+
+
+def test_who_still_waits_to_meet_is_forked_anew_at_once_and_ranks_beyond_the_plan_end(
+    backend: LocalBackend, server: SilentServer
+) -> None:
+    server.rank_says(1, "met")
+    smaller = SuperNode.discover(cards=1).plan({"parallelism": {"data": 1}})
+    backend.launch(Launch(incarnation=2, plan=smaller, checkpoint="", keep=True))
+
+    # Rank 0 could not be freed from where it waits; rank 1 is none of the plan's.
+    assert [len(line.recv(1)) for line in server.ranks[:2]] == [0, 0]
+    assert len(server.ranks) == 3
+
+
+def test_deaths_that_come_together_are_one_loss(backend: LocalBackend, server: SilentServer) -> None:
+    server.say(kind="exit", incarnation=1, rank=1, code=-9)
+    (lost,) = backend.poll(1.0)
+    server.say(kind="exit", incarnation=1, rank=0, code=-9)
+    backend.launch(Launch(incarnation=2, plan=backend_plan(), checkpoint="", keep=True))
+
+    assert isinstance(lost, RankLost)
+    assert len(server.ranks) == 4  # Both were forked anew, and no rank of this launch counts as lost.
+    later = backend.poll(0.1)
+    assert all(event.incarnation == 1 for event in later if isinstance(event, RankLost))
+    assert Restored(incarnation=2, step=0, source="start") in later
+
+
+def test_a_card_that_is_waited_for_is_checked_until_it_passes_or_its_time_is_up(
+    backend: LocalBackend, server: SilentServer
+) -> None:
+    backend.await_card(Await(card=1, seconds=60.0))
+    assert backend.poll(0.0) == []
+    server.say(kind="exit", incarnation=-1, rank=1, code=1)
+    assert backend.poll(1.0) == []
+    deadline = time.monotonic() + 10
+    told: list[Event] = []
+    while not told and time.monotonic() < deadline:
+        server.say(kind="exit", incarnation=-1, rank=1, code=0)
+        told = backend.poll(0.1)
+
+    assert told == [CardChecked(card=1, is_up=True)]
+    backend.await_card(Await(card=1, seconds=0.0))
+    (never,) = backend.poll(0.0)
+    assert isinstance(never, CardChecked)
+    assert not never.is_up

@@ -84,7 +84,7 @@ def test_a_drill_is_survived_and_the_steps_since_the_checkpoint_are_done_again()
     assert ended.outcome == "finished"
     assert steps_in(notebook) == [*range(1, 9), *range(6, 21)]
     assert [type(order).__name__ for order in cluster.orders] == ["Launch", "Launch"]
-    assert cluster.orders[-1] == Launch(incarnation=2, plan=PLAN, checkpoint="step-00000005")
+    assert cluster.orders[-1] == Launch(incarnation=2, plan=PLAN, checkpoint="step-00000005", keep=True)
     assert controller.state is not None
     assert (controller.state.failures, controller.state.outcome) == (1, "finished")
     assert fold(notebook.events) == controller.state

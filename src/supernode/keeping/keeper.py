@@ -17,6 +17,7 @@ import signal
 import socket
 import sys
 import threading
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from supernode.keeping.holding import Holding
 from supernode.keeping.lines import Line, Message
 from supernode.keeping.links import Link
 from supernode.keeping.slots import Slots
-from supernode.keeping.writing import Writing
+from supernode.keeping.writing import NICE, Writing
 from supernode.schema import plain
 from supernode.schema.lasting import CheckpointSpec
 from supernode.storing.part import Piece
@@ -38,6 +39,9 @@ def main() -> None:
     """Serve on the socket whose descriptor is the first argument, until it closes."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with suppress(OSError):
+        # Linux shares cores out among sessions first (autogroup, in sched(7)): this one must count less than the ranks'.
+        Path("/proc/self/autogroup").write_text(str(NICE))
     control = Line(socket.socket(fileno=int(sys.argv[1])))
     if os.getppid() == 1 or (order := control.take(wait=None)) is None:
         return

@@ -20,8 +20,9 @@ from supernode.storing.manifests import digest
 from supernode.storing.pack import PACKS, Before
 from supernode.storing.saves import DRAFT, Saves, Stored, name_of, part_name
 
-PATIENCE_SECONDS = 20.0
-"""How long a save gives way to everything else; then it takes its share of the cores like any other process."""
+NICE = 10
+"""How far writing gives way: where ranks want all cores it gets about a tenth of one, and where they rest all it wants.
+The kernel knows better than we when that is. SCHED_IDLE would get nothing for minutes."""
 
 
 class Writing:
@@ -65,23 +66,10 @@ class Writing:
         self._jobs.put(lambda: self._drop(step, first=first))
 
     def _go(self) -> None:
-        # Only where the cores have nothing else to do; the kernel knows better than we when that is.
         with suppress(OSError):
-            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
         while True:
-            job = self._jobs.get()
-            self._begun = time.monotonic()
-            self._set_patient(True)
-            job()
-
-    def _set_patient(self, patient: bool) -> None:
-        with suppress(OSError):
-            os.sched_setscheduler(0, os.SCHED_IDLE if patient else os.SCHED_OTHER, os.sched_param(0))
-
-    def _pace(self, nbytes: int) -> None:
-        del nbytes
-        if time.monotonic() - self._begun > PATIENCE_SECONDS:
-            self._set_patient(False)
+            self._jobs.get()()
 
     def _store(self, step: int, writer: int, held: Slots, slot: int, attempt: int) -> None:
         begun = time.perf_counter()
@@ -90,7 +78,7 @@ class Writing:
                 return
             stored, part = self._saves.store(
                 step, writer, held.stream(slot), held.pieces, home=self._home, before=self._build_on(writer),
-                compress=self._spec.compress, pace=self._pace,
+                compress=self._spec.compress,
             )  # fmt: skip
             if not held.is_whole(slot):
                 raise CheckpointError(

@@ -44,6 +44,7 @@ class Snapshots:
         self._wait, self._restored, self._attempt = wait, restored, attempt
         self._offered: Keep | None = None
         self._seen: list[tuple[Any, ...]] = []
+        self._looked: list[Box] = []
         self._boxes: list[Box] | None = None
         self._pieces: tuple[Piece, ...] = ()
         self._versions: dict[str, int] = {}
@@ -124,10 +125,9 @@ class Snapshots:
     def _look(self, held: Mapping[str, Tensor]) -> list[Box]:
         """Return the boxes of tensors; those of last time where nothing about them has changed."""
         seen = [(name, tensor.shape, tensor.dtype, _spread(tensor)) for name, tensor in held.items()]
-        if self._boxes is None or seen != self._seen:
-            self._seen = seen
-            return [box_of(name, tensor) for name, tensor in held.items()]
-        return self._boxes
+        if seen != self._seen:
+            self._seen, self._looked = seen, [box_of(name, tensor) for name, tensor in held.items()]
+        return self._looked
 
     def _await_room(self, boxes: list[Box], limit: float, beat: Callable[[], None]) -> bool:
         deadline = time.monotonic() + limit

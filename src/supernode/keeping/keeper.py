@@ -40,7 +40,7 @@ def main() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with suppress(OSError):
-        # Linux shares cores out among sessions first (autogroup, in sched(7)): this one must count less than the ranks'.
+        # Linux shares cores out among sessions first (autogroup, in sched(7)): this one is to count less than others.
         Path("/proc/self/autogroup").write_text(str(NICE))
     control = Line(socket.socket(fileno=int(sys.argv[1])))
     if os.getppid() == 1 or (order := control.take(wait=None)) is None:

@@ -61,7 +61,7 @@ class Simulation:
         return (
             f"{fails} (`--mtbf`; a forecast takes {1 / LLAMA_RATE / 3600:,.0f} h, as in Llama 3's training, if nothing "
             "is said).",
-            f"checkpoints come every {self.plan.job.checkpoint.every:,} steps, as the job has them; the start takes "
+            f"checkpoints come {self._rhythm}; the start takes "
             f"{show_seconds(self.restart_seconds)}, which a forecast leaves out, and a failure as long and loading.",
             "steps take what one does event by event, with nothing on top (a forecast's overhead is 1); losses are not "
             "simulated."
@@ -69,6 +69,11 @@ class Simulation:
             f"steps take what one does event by event, with nothing on top (a forecast takes "
             f"{whole_runs().overhead:.2f} times as long, as published projects did); losses are not simulated.",
         )  # fmt: skip
+
+    @property
+    def _rhythm(self) -> str:
+        every = self.plan.job.checkpoint.every
+        return f"every {every:,} steps, as the job has them" if every else "at the end alone, their cost being unknown"
 
     @property
     def goodput(self) -> float:

@@ -125,7 +125,7 @@ class MonthsBackend(SimulatedBackend):
             if self._keep_every and step % self._keep_every == 0:
                 now += self._keep_seconds
                 yield now, Kept(step=step)
-            if self._stopping or step == job.steps or step % job.checkpoint.every == 0:
+            if self._stopping or step == job.steps or job.checkpoint.is_due(step):
                 now += self._save
                 yield now, self._saved(plan, step)
         yield now, RanksEnded(incarnation=incarnation, step=step)

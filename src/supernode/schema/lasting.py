@@ -16,7 +16,8 @@ class CheckpointSpec:
     """When the run's state is saved, and where.
 
     Attributes:
-        every: steps between checkpoints on disk.
+        every: steps between checkpoints on disk; 0 leaves it to what saves are seen to cost and to
+            `recovery.between_failures`.
         memory_every: steps between copies in the nodes' memory alone; 0 leaves it at those that go to disk, too.
         keep: newest whole checkpoints that stay on disk.
         disks: one place a node, folders or URLs that fsspec knows; none: `checkpoints/` in the run's folder.
@@ -35,9 +36,13 @@ class CheckpointSpec:
     parity: int = 0
     compress: bool = True
 
+    def is_due(self, step: int) -> bool:
+        """Tell whether a checkpoint on disk is due after a step, where that is known beforehand."""
+        return bool(self.every) and step % self.every == 0
+
     def __post_init__(self) -> None:
         within(
-            "checkpoint", self, every=(1, 10**9), memory_every=(0, 10**9), keep=(1, 10_000), copies=(1, 64),
+            "checkpoint", self, every=(0, 10**9), memory_every=(0, 10**9), keep=(1, 10_000), copies=(1, 64),
             parity=(0, 63),
         )  # fmt: skip
         places = max(1, len(self.disks))
@@ -74,6 +79,7 @@ class RecoverySpec:
         window: seconds in which losses of a card are counted together.
         patience: seconds that a run waits for a card before it stops.
         check_every: steps between comparisons of the copies of weights, and of their gradients; 0: never.
+        between_failures: seconds between failures of the whole run, as expected; for `checkpoint.every` 0 alone.
         spike: a loss so many times the usual deviation above the usual loss is told; 0: none is.
     """
 
@@ -89,11 +95,12 @@ class RecoverySpec:
     window: float = 3600.0
     patience: float = 600.0
     check_every: int = 0
+    between_failures: float = 86_400.0
     spike: float = 0.0
 
     def __post_init__(self) -> None:
         within(
             "recovery", self, most_restarts=(0, 1000), silence=(1, 86_400), frozen=(0.5, 86_400),
             nodes=(1, MOST_NODES), spares=(0, 1024), fence_after=(0, 1000), window=(1, 10**9), patience=(0, 10**9),
-            check_every=(0, 10**9), spike=(0, 10**6),
+            check_every=(0, 10**9), between_failures=(1, 10**10), spike=(0, 10**6),
         )  # fmt: skip

@@ -36,12 +36,15 @@ from supernode.training.channel import Channel
 from supernode.training.data import Feed, open_feed, trial_of
 from supernode.training.notes import notes_of_all
 from supernode.training.optimizer import optimizer_for
+from supernode.training.pacing import Pace
 from supernode.training.saving import describe_data, make_manifest, restore, tensors
 from supernode.training.step import Stepper
 from supernode.training.writing import write_sample
 from supernode.units import show_bytes
 from supernode.ways.hosts import PEER_GONE
 
+_DUE = float(2**44)
+"""Added to what ranks sum by the one that decides, to have all save after the next step."""
 _NO_MEMORY = re.compile(r"can't allocate memory|not enough memory|bad_alloc", re.IGNORECASE)
 
 
@@ -242,19 +245,28 @@ class _Run:
         )
         stepper.before_update = self._before_update
         self._due = False, False
+        self._pace: Pace | None = None
+        self._is_announced = False
+        self._begun: tuple[int, float, float] | None = None
 
     def go(self, step: int) -> None:
         """Take the steps that are left."""
         stopping, begun_at = False, step
+        if not self.job.checkpoint.every and self.is_first:
+            self._pace = Pace(between_failures=self.job.recovery.between_failures, step=step)
         while step < self.job.steps and not stopping:
             begun = time.perf_counter()
             if self.channel.again is not None:
                 raise _Again
             asked = self.is_first and self.channel.stop
+            self._at = step + 1
             is_due, to_disk = self._due = self._is_due(step + 1)
             outcome = self.stepper.train(step, stop=asked)
             step += 1
             stopping = outcome.stop
+            self._is_announced = outcome.votes >= _DUE
+            if self._pace is not None:
+                self._pace.stepped(time.perf_counter() - begun)
             if self.is_first:
                 self.channel.send(
                     "step", step=step, loss=outcome.loss, seconds=time.perf_counter() - begun,
@@ -273,7 +285,7 @@ class _Run:
             if begun_at == step - 1:
                 self.snapshots.prepare(self._held())
             if is_due or stopping:
-                votes = outcome.votes if is_due else CHANGED
+                votes = outcome.votes % _DUE if is_due else CHANGED
                 self._save(step, votes=votes, disk=to_disk or stopping, must=last or stopping)
         dist.destroy_process_group()
         if self.is_first and step == self.job.steps and self.corpus is not None:
@@ -352,10 +364,21 @@ class _Run:
 
     def _before_update(self) -> float:
         self._handed_over()
+        announced = _DUE if self._pace is not None and self._is_next_due(self._pace) else 0.0
         if not self._due[0]:
-            return 0.0
+            return announced
         self._renew_keep()
-        return self.snapshots.votes()
+        return announced + self.snapshots.votes()
+
+    def _is_next_due(self, pace: Pace) -> bool:
+        """Tell whether all are to save after the next step, on what the last save was seen to cost."""
+        keep = self.snapshots.keep
+        keep.hear()
+        if self._begun is not None and keep.saved >= self._begun[0]:
+            _, stall, begun = self._begun
+            pace.saved(stall=stall, took=time.monotonic() - begun)
+            self._begun = None
+        return pace.is_due(self._at + 1)
 
     def _held(self) -> dict[str, Tensor]:
         held = tensors(self.stepper.parts, self.stepper.optimizer, self.place.data) | self.stepper.sending.state()
@@ -364,7 +387,7 @@ class _Run:
     def _is_due(self, step: int) -> tuple[bool, bool]:
         """Tell whether the state after a step is to be kept, and whether on disk, too."""
         said = self.job.checkpoint
-        disk = step == self.job.steps or step % said.every == 0
+        disk = step == self.job.steps or said.is_due(step) or self._is_announced
         return disk or bool(said.memory_every and step % said.memory_every == 0), disk
 
     def _handed_over(self) -> None:
@@ -374,6 +397,7 @@ class _Run:
             return
         step, disk, stall = done
         if disk:
+            self._begun = step, stall, time.monotonic()
             feed: Feed = self.stepper.feed
             manifest = make_manifest(self.plan, step, feed.sampler, describe_data(self.corpus, feed.sampler))
             self.channel.send("saving", step=step, manifest=asdict(manifest), stall=stall)

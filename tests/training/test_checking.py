@@ -53,8 +53,8 @@ def test_of_four_copies_the_one_with_another_bit_is_named_and_what_it_is_in(toge
 
     everyone = together(look, ranks=4)
 
-    weights = Difference(ranks=(2,), what="weights or moments differ among ranks 0, 1, 2, 3")
-    gradients = Difference(ranks=(3,), what="summed gradients differ among ranks 0, 1, 2, 3")
+    weights = Difference(ranks=(2,), among=(0, 1, 2, 3), what="weights or moments")
+    gradients = Difference(ranks=(3,), among=(0, 1, 2, 3), what="summed gradients")
     assert everyone == [[weights, None, gradients]] * 4
 
 
@@ -77,10 +77,10 @@ def test_copies_are_found_behind_stages_and_experts_and_shards_have_none(togethe
         return comparison.is_needed
 
     # Of two, it is not known which one is wrong; the other stage's copies agree.
-    both = Difference(ranks=(2, 3), what="weights or moments differ among ranks 2, 3")
+    both = Difference(ranks=(2, 3), among=(2, 3), what="weights or moments")
     assert together(staged, ranks=4) == [None, None, both, both]
     # Experts 0 lie on ranks 0 and 2, experts 1 on the others.
-    odd = Difference(ranks=(0, 2), what="weights or moments differ among ranks 0, 2")
+    odd = Difference(ranks=(0, 2), among=(0, 2), what="weights or moments")
     assert together(spread, ranks=4) == [odd, None, odd, None]
     assert together(sharded, ranks=2) == [False, False]
 

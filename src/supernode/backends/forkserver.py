@@ -143,7 +143,7 @@ class _Server:
             gc.enable()
             importlib.import_module("faulthandler").enable()
             worker = importlib.import_module("supernode.backends.local_rank")
-            connection, keeper = ([socket.socket(fileno=one) for one in own] + [None])[:2]
+            connection, keeper = ([socket.socket(fileno=one) for one in own] + [None, None])[:2]
             code = worker.run(request, rank, connection, keeper)
         except SystemExit as error:
             code = error.code if isinstance(error.code, int) else 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from supernode.schema.event import Event, KillRanks, Launch
+from supernode.schema.event import Await, Event, KillRanks, Launch
 
 
 class Backend(Protocol):
@@ -27,6 +27,9 @@ class Backend(Protocol):
 
     def ask_to_stop(self) -> None:
         """Tell the ranks to save after the step that they are in, and leave."""
+
+    def await_card(self, command: Await) -> None:
+        """Check a card again and again, and tell once it is up, or that it is not when its time is up."""
 
     def poll(self, timeout: float) -> list[Event]:
         """Return what happened, waiting up to `timeout` seconds for the first of it."""

@@ -9,7 +9,19 @@ from typing import Protocol
 from supernode.backends.seam import Backend
 from supernode.errors import CheckpointError
 from supernode.scheduling.controller import Controller
-from supernode.schema.event import AskToStop, Command, Ended, Event, Finish, KillRank, KillRanks, Launch, Rejected, Tell
+from supernode.schema.event import (
+    AskToStop,
+    Await,
+    Command,
+    Ended,
+    Event,
+    Finish,
+    KillRank,
+    KillRanks,
+    Launch,
+    Rejected,
+    Tell,
+)
 from supernode.schema.report import RunState
 from supernode.storing.saves import Saves, step_of
 
@@ -105,6 +117,8 @@ def _carry_out(command: Command, backend: Backend, check: Check | None, others: 
         backend.kill_ranks(command)
     elif isinstance(command, KillRank):
         backend.kill_rank(command.rank)
+    elif isinstance(command, Await):
+        backend.await_card(command)
     elif isinstance(command, Tell):
         return command.event
     elif isinstance(command, AskToStop):

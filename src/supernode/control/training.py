@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from supernode.backends.fork_client import ForkServer
 from supernode.backends.local import LocalBackend
 from supernode.control import runs
+from supernode.control.cards import cards_to_train_on, fitting, held
 from supernode.control.drive import check_in, drive, others_in
 from supernode.control.journal import Journal
 from supernode.control.signals import interrupts, signals_as_ctrl_c
@@ -39,11 +40,11 @@ from supernode.planning.layout import fit_layout, resolve_layout
 from supernode.planning.planner import make_plan
 from supernode.planning.rebalance import judge
 from supernode.scheduling.controller import Controller
+from supernode.scheduling.recovery import Fit
 from supernode.schema.event import Ended, Event, Started
 from supernode.schema.job import JobSpec
-from supernode.schema.plan import Layout, Plan
+from supernode.schema.plan import Layout
 from supernode.schema.report import Report, RunState
-from supernode.schema.slice import Request
 from supernode.schema.trace import ModelTrace
 from supernode.storing.saves import Saves, saves_of, step_of
 
@@ -78,11 +79,13 @@ def start(
     """
     with _serving(server), signals_as_ctrl_c():
         _check_computer(job, pool.machine)
-        layout = resolve_layout(job, pool.machine.card_count)  # Before anything is written.
+        spares = job.recovery.spares
+        # Before anything is written.
+        layout = resolve_layout(job, cards_to_train_on(job, pool.machine.card_count))
         _check_crowd(layout.ranks)
         _check_drill(job, layout)
         check_weights(job)
-        with _slice(pool, layout.ranks) as cards:
+        with held(pool, layout.ranks, spares) as (cards, others):
             trace = _trace_to_cut(job, len(cards))
             make_plan(job, pool.machine, cards, trace=trace)
             run = runs.create(Path(folder) if folder is not None else runs.next_free(job.name), job)
@@ -93,7 +96,10 @@ def start(
                 plan = make_plan(job, pool.machine, cards, vocabulary=corpus.vocabulary if corpus else 0, trace=trace)
                 plan = replace(plan, trace=None)  # Ranks need the cut alone.
                 check_weights(job, vocabulary=plan.vocabulary)
-                return _drive(run, plan, corpus, None, (), machine=pool.machine, watch=watch, server=server)
+                return _drive(
+                    run, Started(plan=plan, spares=others), corpus, None, fit=fitting(pool.machine, trace),
+                    machine=pool.machine, watch=watch, server=server,
+                )  # fmt: skip
             except BaseException:  # Ctrl-C too
                 run.forget_unstarted()
                 raise
@@ -138,14 +144,14 @@ def resume(
                 _explain_damage(saves, found)
             if cards is not None:
                 job = fit_layout(job, cards)
-            layout = resolve_layout(job, pool.machine.card_count if cards is None else cards)
+            layout = resolve_layout(job, cards_to_train_on(job, pool.machine.card_count) if cards is None else cards)
             _check_crowd(layout.ranks)
             if not state.drilled:
                 _check_drill(job, layout)
-            with _slice(pool, layout.ranks) as chosen:
+            with held(pool, layout.ranks, job.recovery.spares) as (chosen, others):
+                trace = _trace_to_cut(job, len(chosen))
                 plan = make_plan(
-                    job, pool.machine, chosen, vocabulary=corpus.vocabulary if corpus else 0,
-                    trace=_trace_to_cut(job, len(chosen)),
+                    job, pool.machine, chosen, vocabulary=corpus.vocabulary if corpus else 0, trace=trace
                 )  # fmt: skip
                 plan = replace(plan, trace=None)
                 # Nothing refuses to go on any more.
@@ -153,7 +159,10 @@ def resume(
                     run.write_job(asked)
                 if checkpoint:
                     runs.set_newer_aside(saves, checkpoint)
-                return _drive(run, plan, corpus, state, found, machine=pool.machine, watch=watch, server=server)
+                return _drive(
+                    run, Started(plan=plan, checkpoints=found, spares=others), corpus, state,
+                    fit=fitting(pool.machine, trace), machine=pool.machine, watch=watch, server=server,
+                )  # fmt: skip
         finally:
             run.release()
 
@@ -199,19 +208,21 @@ def write_report(folder: str | Path) -> Report:
 
 
 def _drive(
-    run: runs.RunFolder, plan: Plan, corpus: Corpus | None, state: RunState | None,
-    found: tuple[tuple[int, str], ...], *, machine: Machine, watch: Watch | None, server: ForkServer | None,
+    run: runs.RunFolder, started: Started, corpus: Corpus | None, state: RunState | None, *, fit: Fit,
+    machine: Machine, watch: Watch | None, server: ForkServer | None,
 ) -> Report:  # fmt: skip
+    plan = started.plan
     saves = saves_of(plan.job.checkpoint, run.checkpoints)
     runs.claim(run, saves)
     journal = Journal(run.path / runs.JOURNAL)
     run.keep()
-    backend = LocalBackend(run.path, silence=plan.job.recovery.silence, server=server)
-    controller = Controller(state, judge=partial(judge, machine=machine))
+    said = plan.job.recovery
+    backend = LocalBackend(run.path, silence=said.silence, frozen=said.frozen, server=server)
+    controller = Controller(state, judge=partial(judge, machine=machine), fit=fit)
     try:
         with interrupts() as asked:
             ended = drive(
-                Started(plan=plan, checkpoints=found), controller=controller, backend=backend,
+                started, controller=controller, backend=backend,
                 record=journal, check=check_in(saves), others=others_in(saves), watch=watch,
                 asked=asked,
             )  # fmt: skip
@@ -266,20 +277,11 @@ def _serving(server: ForkServer | None) -> Iterator[None]:
             server.close()
 
 
-@contextmanager
-def _slice(pool: Pool, cards: int) -> Iterator[tuple[int, ...]]:
-    held = pool.allocate(Request(cards=cards))
-    try:
-        yield held.cards
-    finally:
-        pool.release(held)
-
-
 def _check_drill(job: JobSpec, layout: Layout) -> None:
-    if (job.drill.kill_step or job.drill.slowness > 1) and job.drill.rank >= layout.ranks:
+    if (job.drill.kill_step or job.drill.slowness > 1 or job.drill.flip_step) and job.drill.rank >= layout.ranks:
         raise SpecError(
             f"`drill.rank` is {job.drill.rank}, and the layout has {layout.ranks} ranks",
-            hint=f"choose 0 to {layout.ranks - 1}, or leave `drill.kill_step` and `drill.slowness` out.",
+            hint=f"choose 0 to {layout.ranks - 1}, or leave `drill` out.",
         )
 
 

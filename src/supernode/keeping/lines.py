@@ -7,6 +7,7 @@ import json
 import select
 import socket
 from collections import deque
+from contextlib import suppress
 from typing import Any
 
 Message = dict[str, Any]
@@ -36,11 +37,10 @@ class Line:
     def send(self, kind: str, descriptors: tuple[int, ...] = (), **values: Any) -> None:
         """Say something; nobody may be left to hear it, which reading tells."""
         line = json.dumps({"kind": kind, "fds": len(descriptors), **values}).encode() + b"\n"
-        try:
+        # Whoever is gone may have said something before, which is still to be read; reading tells of the end, too.
+        with suppress(OSError):
             sent = socket.send_fds(self.connection, [line], descriptors) if descriptors else 0
             self.connection.sendall(memoryview(line)[sent:])
-        except OSError:
-            self.is_closed = True
 
     def take(self, *, wait: float | None = 0.0) -> Message | None:
         """Return the next message, with `fds` its descriptors; None where none comes within `wait` seconds."""

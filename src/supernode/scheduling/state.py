@@ -160,7 +160,7 @@ def _failed(state: RunState, ranks: tuple[int, ...], time: float) -> dict[str, A
 def _fenced(state: RunState, event: Fenced, time: float) -> dict[str, Any]:
     if event.plan is None:
         detail = f"{event.reason}; the run waits for it"
-        told = {"awaited": event.card}
+        told: dict[str, Any] = {"awaited": event.card}
     else:
         other = str(event.plan.layout)
         taken = [card for card in event.plan.cards if card not in state.plan.cards]
@@ -178,7 +178,7 @@ def _fenced(state: RunState, event: Fenced, time: float) -> dict[str, Any]:
 
 def _checked(state: RunState, event: CardChecked, time: float) -> dict[str, Any]:
     what = f"card {event.card} {'is back' if event.is_up else 'is not back'}"
-    changes = {"awaited": None, "incidents": _told(state, time, what, event.reason)}
+    changes: dict[str, Any] = {"awaited": None, "incidents": _told(state, time, what, event.reason)}
     if event.is_up:
         changes["fenced"] = tuple(card for card in state.fenced if card != event.card)
     return changes

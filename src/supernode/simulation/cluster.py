@@ -10,7 +10,18 @@ from collections.abc import Iterator
 from supernode.errors import RunError, SpecError
 from supernode.planning.memory import moments
 from supernode.planning.work import ELEMENT_BYTES
-from supernode.schema.event import Event, KillRanks, Launch, RankLost, RankReady, RanksEnded, Saved, StepDone
+from supernode.schema.event import (
+    Await,
+    CardChecked,
+    Event,
+    KillRanks,
+    Launch,
+    RankLost,
+    RankReady,
+    RanksEnded,
+    Saved,
+    StepDone,
+)
 from supernode.schema.plan import Plan
 
 Moment = tuple[float, Event]
@@ -98,6 +109,11 @@ class SimulatedBackend:
         if self._next is not None:
             self._failure = self._clock, self._lost(rank, "killed on purpose")
 
+    def await_card(self, command: Await) -> None:
+        """Find the card in order at once: here it is replaced by the next launch."""
+        self._life, self._failure = iter(()), None
+        self._next = self._clock, CardChecked(card=command.card, is_up=True)
+
     def ask_to_stop(self) -> None:
         """Let the ranks save after the step that they are in and leave."""
         self._stopping = True
@@ -137,7 +153,7 @@ class SimulatedBackend:
             step += 1
             now += step_seconds
             yield now, self._step_done(plan, incarnation, step, step_seconds)
-            if self._stopping or step == job.steps or job.checkpoint.is_due(step):
+            if self._stopping or step == job.steps or step % job.checkpoint.every == 0:
                 now += self._save
                 yield now, self._saved(plan, step)
         yield now, RanksEnded(incarnation=incarnation, step=step)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
@@ -122,7 +123,7 @@ class ReplicaSync:
         self._home: dict[nn.Parameter, tuple[Bucket, Tensor]] = {}
         self._next = 0
         for parameter in self.parameters:
-            parameter.register_post_accumulate_grad_hook(self._arrive)
+            parameter.register_post_accumulate_grad_hook(weakly(self._arrive))
         self.begin()
 
     def begin(self) -> None:
@@ -209,6 +210,21 @@ class ReplicaSync:
             for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
                 self._home[parameter] = bucket, view
         self._arrived.clear()
+
+
+def weakly(hook: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
+    """Return a method as a hook that does not keep its object.
+
+    A parameter holds its hooks where Python's collector does not look: with the object that they are of, which holds
+    the parameter, it would never be freed.
+    """
+    held = weakref.WeakMethod(hook)
+
+    def called(parameter: Tensor) -> None:
+        if (own := held()) is not None:
+            own(parameter)
+
+    return called
 
 
 def _gather(parameter: nn.Parameter, view: Tensor) -> None:

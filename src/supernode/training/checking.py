@@ -29,11 +29,18 @@ class Difference:
 
     Attributes:
         ranks: that differ from the most of their copies; all of them where no more than half agree.
-        what: differs, and among which ranks.
+        among: ranks that hold copies of one another, in order.
+        what: differs.
     """
 
     ranks: tuple[int, ...]
+    among: tuple[int, ...]
     what: str
+
+    @property
+    def text(self) -> str:
+        """What is to be told of it."""
+        return f"{self.what} differ among ranks {', '.join(map(str, self.among))}"
 
 
 class Comparison:
@@ -74,8 +81,7 @@ class Comparison:
                 digests = [int(one[place]) for one in theirs]
                 if len(set(digests)) > 1:
                     odd = odd_ones(digests)
-                    among = f"{what} differ among ranks {', '.join(map(str, ranks))}"
-                    return Difference(ranks=tuple(ranks[number] for number in odd), what=among)
+                    return Difference(ranks=tuple(ranks[number] for number in odd), among=tuple(ranks), what=what)
         return None
 
     def _state(self, parameters: Iterable[nn.Parameter]) -> Iterable[Tensor]:

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from supernode.errors import ModelError
 from supernode.parallel.tensor import local
 from supernode.precision.optimizer import LowPrecision
-from supernode.syncing.buckets import Start, settle
+from supernode.syncing.buckets import Start, settle, weakly
 from supernode.ways.meeting import Work
 
 GROUP_BYTES = 2**20
@@ -66,7 +66,7 @@ class EarlyUpdates:
         self._travelling: deque[_Group] = deque()
         self.squares = 0.0
         for parameter in self.trained:
-            parameter.register_post_accumulate_grad_hook(self._arrive)
+            parameter.register_post_accumulate_grad_hook(weakly(self._arrive))
 
     def begin(self, factor: float) -> None:
         """Await a step's backward passes, whose gradients times `factor` are those of the loss."""

@@ -153,7 +153,7 @@ class SimulatedBackend:
             step += 1
             now += step_seconds
             yield now, self._step_done(plan, incarnation, step, step_seconds)
-            if self._stopping or step == job.steps or step % job.checkpoint.every == 0:
+            if self._stopping or step == job.steps or job.checkpoint.is_due(step):
                 now += self._save
                 yield now, self._saved(plan, step)
         yield now, RanksEnded(incarnation=incarnation, step=step)

@@ -33,6 +33,7 @@ from supernode.schema import plain
 from supernode.schema.plan import WAYS, Plan
 from supernode.storing.saves import name_of, saves_of
 from supernode.training.channel import Channel
+from supernode.training.checking import Comparison, flip_a_bit
 from supernode.training.data import Feed, open_feed, trial_of
 from supernode.training.notes import notes_of_all
 from supernode.training.optimizer import optimizer_for
@@ -73,6 +74,10 @@ class _Again(Exception):  # noqa: N818 - not an error
     """The rank is to begin again."""
 
 
+class _Diverged(Exception):  # noqa: N818 - the controller says what follows
+    """Copies of this rank's part of the model differ; it must go no further with it."""
+
+
 def live(assignment: Assignment, channel: Channel, keep: Keep) -> int:
     """Live one rank's life; returns its exit code. Every error is told to the controller before it ends the rank.
 
@@ -110,6 +115,8 @@ def _try(assignment: Assignment, channel: Channel, keep: Keep) -> int | None:
         _train(assignment, channel, keep)
     except (KeyboardInterrupt, SystemExit):
         raise
+    except _Diverged:
+        return None
     except BaseException as error:  # noqa: BLE001 - the last place where it can be told
         return None if channel.again is not None else _tell(error, assignment, channel)
     return 0
@@ -248,6 +255,9 @@ class _Run:
         self._pace: Pace | None = None
         self._is_announced = False
         self._begun: tuple[int, float, float] | None = None
+        self.comparison = Comparison(stepper.parts, stepper.optimizer, place)
+        if self.job.recovery.check_every and not self.comparison.is_needed and self.is_first:
+            self.channel.send("note", name="copies compared", value="none: no part of the model has two copies")
 
     def go(self, step: int) -> None:
         """Take the steps that are left."""
@@ -278,12 +288,16 @@ class _Run:
             for name, value in notes_of_all(self.stepper).items() if begun_at == step - 1 else ():
                 self.channel.send("note", name=name, value=value)
             self._look(step, outcome.busy)
+            self._drill(step)
             last = step == self.job.steps
             every = self.job.evaluate.every
             if last or (every and step % every == 0):
                 self._evaluate(step)
             if begun_at == step - 1:
                 self.snapshots.prepare(self._held())
+            checks = self.job.recovery.check_every
+            if checks and (is_due or stopping or step % checks == 0):
+                self._compare(step)
             if is_due or stopping:
                 votes = outcome.votes % _DUE if is_due else CHANGED
                 self._save(step, votes=votes, disk=to_disk or stopping, must=last or stopping)
@@ -294,6 +308,20 @@ class _Run:
             except (SupernodeError, OSError) as error:  # The training is done and saved, whatever becomes of this.
                 self.channel.send("note", name="not summed up", value=str(error))
         self.channel.send("done", step=step)
+
+    def _drill(self, step: int) -> None:
+        drill = self.job.drill
+        if step == drill.flip_step and self.place.rank == drill.rank and self.assignment.incarnation == 1:
+            flip_a_bit(self.stepper.parts)
+
+    def _compare(self, step: int) -> None:
+        """Compare copies; what is saved has been compared, so the newest checkpoint is one whose copies agreed."""
+        found = self.comparison.look()
+        if found is None:
+            return
+        if self.place.rank == found.among[0]:
+            self.channel.send("diverged", step=step, ranks=found.ranks, what=found.text)
+        raise _Diverged
 
     def _look(self, step: int, busy: tuple[float, ...]) -> None:
         """Tell the controller now and then how long the ranks' passes take."""

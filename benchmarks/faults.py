@@ -14,6 +14,7 @@ import random
 import re
 import shutil
 import signal
+import subprocess
 import time
 import uuid
 from collections import Counter
@@ -39,8 +40,10 @@ STEPS, EVERY = 20, 3
 AT_ONCE = 3
 """Runs at the same time: each mostly waits, for processes to start and for silence to be noticed."""
 FROZEN_SECONDS = 1.5
-RUN_SECONDS = 150.0
+RUN_SECONDS = 90.0
 TRIES = 4
+KEPT = os.environ.get("SUPERNODE_KEEP", "")
+"""A folder to which runs that went wrong are copied, to look into."""
 LAYOUTS: dict[str, dict[str, Any]] = {
     "d4": {"data": 4},
     "t2d2 fsdp": {"tensor": 2, "data": 2, "sharding": "fsdp"},
@@ -372,9 +375,10 @@ def disturbed(
     fault = FAULTS[name]
     attempt = Attempt(folder, layout, setup, megabytes=fault.megabytes)
     begun = time.monotonic()
+    what, refusals = "", []
     try:
         what = fault.strike(attempt, dice)
-        code, refusals = attempt.controller.wait(RUN_SECONDS), []
+        code = attempt.controller.wait(RUN_SECONDS)
         while code == 2 and fault.refusal and len(refusals) < 2:
             words = (folder / "output.log").read_text()
             remedy = REMEDY.findall(words)
@@ -388,10 +392,17 @@ def disturbed(
             "fault": name, "what": what, "layout": layout, "setup": setup, "exit_code": code, "refusals": refusals,
             "seconds": round(time.monotonic() - begun, 1),
         }  # fmt: skip
-        return row | _judged(attempt, reference, code)
+        row |= _judged(attempt, reference, code)
+    except subprocess.TimeoutExpired:
+        row = {"fault": name, "what": what, "layout": layout, "setup": setup, "refusals": refusals, "right": False}
+        row["why"] = f"it hangs; its newest events: {attempt.events()[-3:]!r:.300}"
     finally:
         attempt.clean()
+    if row["right"]:
         shutil.rmtree(folder, ignore_errors=True)
+    elif KEPT:
+        shutil.copytree(folder, Path(KEPT) / folder.name, dirs_exist_ok=True)
+    return row
 
 
 def _judged(attempt: Attempt, reference: Ending, code: int) -> dict[str, Any]:

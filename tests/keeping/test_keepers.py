@@ -313,3 +313,22 @@ def test_fewer_ranks_go_on_from_the_state_that_more_wrote(node: Callable[..., No
 
     assert found == (6, "memory")
     assert fetched(one.ranks[1], 6) == expected(6, 4)
+
+
+def test_a_save_whose_first_rank_is_lost_before_it_says_so_is_given_up_and_whole_ones_settle(
+    node: Callable[..., Node],
+) -> None:
+    one = node(ranks=2)
+    for rank in one.ranks:
+        one.hand_over(rank, 1, disk=True)  # Nobody tells of its manifest.
+    until(lambda: bool(one.events.extend(one.keepers.hear())) or one.keepers.under_way == [1])
+    one.save(2, disk=True)
+    found = one.keepers.newest()
+    one.keepers.settle(limit=20)
+    one.events += one.keepers.hear()
+
+    assert found == (2, "memory")
+    assert [(type(event), event.step) for event in one.events if isinstance(event, Saved | Unsaved)] == [
+        (Unsaved, 1), (Saved, 2)
+    ]  # fmt: skip
+    assert one.keepers.under_way == []

@@ -15,6 +15,7 @@ from typing import Any
 
 from supernode.errors import MachineError
 from supernode.keeping.lines import Line, Message
+from supernode.keeping.pulse import Pulse
 from supernode.schema.codec import to_json
 from supernode.schema.event import Event, Kept, Saved, Unsaved
 from supernode.schema.plan import Plan
@@ -48,6 +49,7 @@ class _Process:
         )  # fmt: skip
         theirs.close()
         self.line = Line(ours)
+        self.pulse = Pulse(self.process.pid)
         self.line.send("begin", node=node, **order)
 
 
@@ -159,6 +161,7 @@ class Keepers:
         """Return what keepers said."""
         for keeper in self._keepers:
             while (message := keeper.line.take()) is not None:
+                keeper.pulse.beat()
                 self._take(message)
         events = list(self._events)
         self._events.clear()
@@ -168,6 +171,14 @@ class Keepers:
     def is_lame(self) -> bool:
         """Whether a keeper is gone."""
         return any(keeper.line.is_closed for keeper in self._keepers)
+
+    def end_frozen(self, limit: float) -> bool:
+        """End keepers that have given no sign of life for `limit` seconds; tells whether there was one to be renewed."""
+        frozen = [keeper for keeper in self._keepers if keeper.pulse.is_frozen(limit)]
+        for keeper in frozen:
+            keeper.line.close()
+            keeper.process.kill()
+        return bool(frozen)
 
     def _take(self, message: Message) -> None:
         kind, step = message["kind"], message.get("step", -1)
@@ -235,8 +246,8 @@ class Keepers:
                     if writer * self._nodes // writers == node:
                         own.setdefault((step, writers), set()).add(writer)
         common = {step: (step, of) for (step, of), writers in held.items() if writers == set(range(of))}
-        for step in list(self._saves):
-            if step not in common:
+        for step, save in list(self._saves.items()):
+            if step not in common or save.manifest is None:
                 self._give_up(step, "a rank was lost before it had handed over its state", "the next save tries again.")
         if not common:
             return None

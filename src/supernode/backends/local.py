@@ -151,6 +151,10 @@ class LocalBackend:
         if not is_up or not self._serving.kill_all():
             self._end_server()
         self._ranks.hear_all()
+        if self._keepers is not None:  # What all ranks had handed over goes to disk all the same.
+            self._keepers.newest(verify=False)
+            self._keepers.settle(limit=END_SECONDS)
+            self._ranks.events += self._keepers.hear()
         self._drop_ranks()
         shutil.rmtree(self.folder / "meeting", ignore_errors=True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import threading
 import time
@@ -118,6 +119,22 @@ def test_a_frozen_rank_is_missed_and_replaced(workshop: Any, tmp_path: Path) -> 
 
     state = status(tmp_path / "run")
     assert state.failures == 1
+    workshop.assert_same(tmp_path / "run", workshop.undisturbed("t2"))
+
+
+def test_a_keeper_that_freezes_is_replaced_and_ranks_do_not_notice(workshop: Any, tmp_path: Path) -> None:
+    first: list[int] = []
+
+    def freeze(event: Event, state: RunState) -> None:
+        if isinstance(event, StepDone) and event.step == 3 and not first:
+            first.extend(workshop.keepers())
+            os.kill(first[0], signal.SIGSTOP)
+
+    workshop.run(workshop.job("t2", recovery={"frozen": 1.0}), tmp_path / "run", watch=freeze)
+
+    state = status(tmp_path / "run")
+    assert (state.failures, state.checkpoints[-1][0]) == (0, 6)
+    assert not Path(f"/proc/{first[0]}").exists()
     workshop.assert_same(tmp_path / "run", workshop.undisturbed("t2"))
 
 

@@ -177,6 +177,8 @@ class LocalBackend:
                     self._hear_keepers()
                 elif (rank := self._ranks.get(key.data)) is not None:
                     self._hear_rank(rank)
+            if self._keepers is not None and self._keepers.end_frozen(self.frozen):
+                self._hear_keepers()
             self._check_ranks()
             self._check_card()
             self._end_if_all_is_done()

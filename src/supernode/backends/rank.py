@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from supernode.keeping.lines import Line
+from supernode.keeping.pulse import Pulse
 
 _PULSES_SECONDS = 2.0
 """Without a pulse for so long, a rank hears nobody: it says so twice a second."""
@@ -40,9 +40,7 @@ class Rank:
     failed: dict[str, Any] = field(default_factory=dict)
     at: str = ""
     waits: bool = False
-    _pid: int = 0
-    _lived: float = field(default_factory=time.monotonic)
-    _used: tuple[float, int] | None = None
+    _pulse: Pulse = field(default_factory=Pulse)
     _told_again: float | None = None
 
     @property
@@ -54,23 +52,23 @@ class Rank:
 
     def begin_again(self) -> None:
         """Forget what it did in the incarnation before."""
-        self.heard = self._lived = time.monotonic()
+        self.heard = self._told_again = time.monotonic()
         self.spoke = self.done = self.has_met = False
         self.lost_peer = ""
-        self._told_again, self._used = time.monotonic(), None
+        self._pulse.beat()
 
     def pulse(self, told: dict[str, Any]) -> None:
         """Note a sign of life."""
-        self._lived, self._used = time.monotonic(), None
+        self._pulse.beat()
         if told:
-            self._pid, self.at, self.waits = told["pid"], told["at"], told["waits"]
+            self._pulse.pid, self.at, self.waits = told["pid"], told["at"], told["waits"]
         if self.spoke:
             self._told_again = None
 
     @property
     def has_pulse(self) -> bool:
         """Whether it has given a sign of life of late."""
-        return time.monotonic() - self._lived < _PULSES_SECONDS
+        return time.monotonic() - self._pulse.lived < _PULSES_SECONDS
 
     def is_late(self, limit: float) -> bool:
         """Tell whether it was told to begin again, and has not let go of what it did within `limit` seconds."""
@@ -79,19 +77,4 @@ class Rank:
 
     def is_frozen(self, limit: float) -> bool:
         """Tell whether it has neither given a sign of life nor used its core for `limit` seconds."""
-        silent = time.monotonic() - self._lived
-        if not self._pid or silent < limit / 2:
-            return False
-        used = _cpu_ticks(self._pid)
-        if self._used is None or self._used[1] != used:
-            self._used = time.monotonic(), used
-        return silent > limit and time.monotonic() - self._used[0] > limit / 3
-
-
-def _cpu_ticks(pid: int) -> int:
-    """Return the processor time of a process, in ticks; -1 where it is gone."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return -1
-    return int(fields[11]) + int(fields[12])
+        return self._pulse.is_frozen(limit)

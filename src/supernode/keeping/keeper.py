@@ -17,6 +17,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -33,6 +34,8 @@ from supernode.storing.part import Piece
 from supernode.storing.saves import saves_of
 
 _PR_SET_PDEATHSIG = 1
+PULSE_SECONDS = 0.5
+"""Between signs of life to the controller."""
 
 
 def main() -> None:
@@ -84,9 +87,13 @@ class Keeper:
         """Answer until the controller's end closes."""
         self.control.send("ready", pid=os.getpid())
         self._hear_control()  # What came along with the order waits in its line already.
+        pulsed = time.monotonic()
         while not self.control.is_closed:
             lines = {line.fileno(): (rank, line) for rank, line in self.ranks.items() if not line.is_closed}
-            ready, _, _ = select.select([self.control.fileno(), self.wake_read, *lines], [], [])
+            ready, _, _ = select.select([self.control.fileno(), self.wake_read, *lines], [], [], PULSE_SECONDS)
+            if time.monotonic() - pulsed > PULSE_SECONDS:
+                pulsed = time.monotonic()
+                self.control.send("pulse")
             if self.wake_read in ready:
                 os.read(self.wake_read, 4096)
             while not self._told.empty():

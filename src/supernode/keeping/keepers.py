@@ -173,7 +173,7 @@ class Keepers:
         return any(keeper.line.is_closed for keeper in self._keepers)
 
     def end_frozen(self, limit: float) -> bool:
-        """End keepers that have given no sign of life for `limit` seconds; tells whether there was one to be renewed."""
+        """End keepers without a sign of life for `limit` seconds; tells whether one is to be renewed."""
         frozen = [keeper for keeper in self._keepers if keeper.pulse.is_frozen(limit)]
         for keeper in frozen:
             keeper.line.close()

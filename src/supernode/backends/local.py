@@ -29,6 +29,10 @@ _AGAIN = ("incarnation", "plan", "meeting", "checkpoint", "memory", "threads")
 """What a rank is told that begins again in its process."""
 
 
+_LOOK_SECONDS = 1.0
+"""Between looks whether saves can still become whole once the ranks have left."""
+
+
 class LocalBackend:
     """Runs a plan's ranks on this computer.
 
@@ -46,6 +50,7 @@ class LocalBackend:
         self._serving = Serving(server, self._exited)
         self._ranks = Ranks(self._saving)
         self._keepers: Keepers | None = None
+        self._looked = 0.0
         self._request: dict[str, Any] = {}
         self._has_ended = False
         self._awaited: Awaited | None = None
@@ -309,7 +314,13 @@ class LocalBackend:
 
     def _end_if_all_is_done(self) -> None:
         """Tell that the ranks have ended once all have, and what they handed over is on disk."""
-        if self._has_ended or not self._ranks.are_done or self._keepers is None or self._keepers.under_way:
+        if self._has_ended or not self._ranks.are_done or self._keepers is None:
+            return
+        if self._keepers.under_way:
+            if time.monotonic() > self._looked + _LOOK_SECONDS:
+                self._looked = time.monotonic()
+                self._keepers.newest(verify=False)  # What some rank never handed over is given up.
+                self._ranks.events += self._keepers.hear()
             return
         self._has_ended = True
         step = max(rank.step for rank in self._ranks)

@@ -247,7 +247,8 @@ class Keepers:
                         own.setdefault((step, writers), set()).add(writer)
         common = {step: (step, of) for (step, of), writers in held.items() if writers == set(range(of))}
         for step, save in list(self._saves.items()):
-            if step not in common or save.manifest is None:
+            handed = held.get((step, self._plan.ranks), set()) | set(save.stored)
+            if save.manifest is None or not handed >= set(range(self._plan.ranks)):
                 self._give_up(step, "a rank was lost before it had handed over its state", "the next save tries again.")
         if not common:
             return None

@@ -48,7 +48,7 @@ SUPERNODE = str(Path(sys.executable).with_name("supernode"))
 MONITOR_SECONDS = 0.1  # torchrun's `--monitor-interval`
 LIMIT_SECONDS = 120.0
 LOOK_SECONDS = 0.25
-"""Between looks at what has been told, each of which takes processor time from the ranks; times are told, not looked up."""
+"""Between looks at what has been told, each of which takes processor time from the ranks; times are as told."""
 KINDS = ("rank", "node", "all")
 
 

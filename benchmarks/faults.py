@@ -19,7 +19,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -463,7 +463,7 @@ def main() -> None:
             for number, name in enumerate(names[: flags.runs] if flags.runs < len(names) else names)
         ]
         rows = []
-        for number, future in enumerate(futures):
+        for number, future in enumerate(as_completed(futures), start=1):
             row = future.result()
             rows.append(row)
             verdict = "right" if row["right"] else f"WRONG {row['why']}"

@@ -14,7 +14,7 @@ import yaml
 
 from one_step import plan_of
 from supernode.schema.model import DecoderShape
-from supernode.training.worker import Assignment, _out_of_memory
+from supernode.training.telling import out_of_memory
 
 SEQUENCE = 7168
 LIMIT = 512 * 2**20
@@ -59,10 +59,7 @@ def test_the_remedy_that_costs_least_speed_is_named_first() -> None:
     says = []
     for degrees, micro_batches in (({}, 4), ({}, 8), ({"context": 2, "recompute": "full"}, 8)):
         plan = plan_of(shape, dict(degrees), batch=8, micro_batches=micro_batches)
-        rank = Assignment(
-            rank=1, incarnation=0, plan=plan, folder=Path(), meeting=Path(), checkpoint="", threads=1
-        )  # fmt: skip
-        says.append(_out_of_memory(rank, "can't allocate memory: you tried to allocate 8388608 bytes"))
+        says.append(out_of_memory(plan, 1, "can't allocate memory: you tried to allocate 8388608 bytes"))
 
     assert says[0]["message"] == (
         "rank 1 has no memory left for a micro-batch of 2 × 8 tokens, when it asked for 8 MiB more"

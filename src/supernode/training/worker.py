@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import gc
-import re
 import statistics
 import time
-import traceback
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -27,7 +25,6 @@ from supernode.parallel.assemble import assemble
 from supernode.parallel.freeing import Freeing
 from supernode.parallel.graphs import loss_of
 from supernode.parallel.mesh import Place, meet
-from supernode.parallel.usercode import blame
 from supernode.passes.logical import wholes
 from supernode.schema import plain
 from supernode.schema.plan import WAYS, Plan
@@ -40,13 +37,11 @@ from supernode.training.optimizer import optimizer_for
 from supernode.training.pacing import Pace
 from supernode.training.saving import describe_data, make_manifest, restore, tensors
 from supernode.training.step import Stepper
+from supernode.training.telling import tell
 from supernode.training.writing import write_sample
-from supernode.units import show_bytes
-from supernode.ways.hosts import PEER_GONE
 
 _DUE = float(2**44)
 """Added to what ranks sum by the one that decides, to have all save after the next step."""
-_NO_MEMORY = re.compile(r"can't allocate memory|not enough memory|bad_alloc", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,74 +113,12 @@ def _try(assignment: Assignment, channel: Channel, keep: Keep) -> int | None:
     except _Diverged:
         return None
     except BaseException as error:  # noqa: BLE001 - the last place where it can be told
-        return None if channel.again is not None else _tell(error, assignment, channel)
+        return (
+            None
+            if channel.again is not None
+            else tell(error, assignment.plan, assignment.rank, assignment.folder, channel)
+        )
     return 0
-
-
-def _tell(error: BaseException, assignment: Assignment, channel: Channel) -> int | None:
-    """Tell the controller why the rank stopped; None where it only lost the others."""
-    if channel.is_told_soon():
-        return None  # The others' end came first, whatever the error says.
-    if isinstance(error, SupernodeError):
-        channel.send("failed", error=type(error).__name__, message=error.message, hint=error.hint)
-        return error.exit_code
-    traceback.print_exception(error)
-    text = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0].split(' This is typically')[0]}"
-    job = assignment.plan.job
-    theirs = blame(error, (job.module, job.data.dataset, job.data.held_out_dataset, job.data.loss))
-    if theirs and not PEER_GONE.search(theirs):
-        channel.send("failed", error="ModelError", message=f"your code raised {theirs}", hint="correct that line.")
-    elif (short := _no_memory(error)) is not None:
-        channel.send("failed", error="CapacityError", **_out_of_memory(assignment, str(short)))
-    elif (lost := _peer_gone(error)) is not None:
-        channel.send("peer_lost", message=lost)
-        return None
-    else:
-        channel.send(
-            "failed", error="RunError", message=f"rank {assignment.rank} stopped: {text}",
-            hint=f"see {assignment.folder}/logs/rank-{assignment.rank}.log for where.",
-        )  # fmt: skip
-    return 1
-
-
-def _peer_gone(error: BaseException | None) -> str | None:
-    """Return what says that another rank is gone: the error or, the pipeline's runtime wrapping it, a cause of it."""
-    while error is not None:
-        is_network = isinstance(error, (dist.DistBackendError, dist.DistNetworkError, ConnectionError))
-        if is_network or (isinstance(error, RuntimeError) and PEER_GONE.search(str(error))):
-            return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0].split(' This is typically')[0]}"
-        error = error.__cause__
-    return None
-
-
-def _no_memory(error: BaseException | None) -> BaseException | None:
-    """Return what says that memory is at its end: the error or, the pipeline's runtime wrapping it, a cause of it."""
-    while error is not None and not isinstance(error, MemoryError) and not _NO_MEMORY.search(str(error)):
-        error = error.__cause__
-    return error
-
-
-def _out_of_memory(assignment: Assignment, text: str) -> dict[str, str]:
-    """Return the message and the first remedy that costs least speed."""
-    plan, layout = assignment.plan, assignment.plan.layout
-    asked = re.search(r"allocate (\d+) bytes", text)
-    more = f", when it asked for {show_bytes(int(asked[1]))} more" if asked else ""
-    is_text = not plan.job.data.dataset
-    size = f"{plan.micro_batch} × {plan.job.data.sequence // layout.context} tokens" if is_text else (
-        f"{plan.micro_batch} samples"
-    )  # fmt: skip
-    if plan.micro_batch > 1:
-        remedy = f"set `gradient_accumulation` to {2 * plan.job.gradient_accumulation}"
-    elif layout.recompute != "full":
-        remedy = "set `parallelism.recompute` to full"
-    elif plan.job.shape is not None:
-        remedy = f"set `parallelism.context` to {2 * layout.context}"
-    else:
-        remedy = "set `parallelism.pipeline` higher"
-    return {
-        "message": f"rank {assignment.rank} has no memory left for a micro-batch of {size}{more}",
-        "hint": f"{remedy}, or give ranks more memory (`ulimit -d` says what a process may have).",
-    }
 
 
 def _train(assignment: Assignment, channel: Channel, keep: Keep) -> None:

@@ -12,7 +12,7 @@ from supernode.cli import show
 from supernode.cli.watching import Watching
 from supernode.control.supernode import SuperNode
 from supernode.scheduling.state import advance
-from supernode.schema.event import Noted, RankLost, RankReady, Started
+from supernode.schema.event import Noted, RankLost, Restored, Started, Unsaved
 
 
 @pytest.mark.parametrize("loss", ["full", "reader gone", "closed"])
@@ -46,13 +46,16 @@ def test_after_a_loss_it_is_said_and_kept_from_where_the_run_goes_on(
     plan = SuperNode.discover(cards=1).plan({"parallelism": {"data": 1}})
     state = advance(None, Started(plan=plan, checkpoints=((8, "step-00000008"),)), 0.0)
     state = advance(state, RankLost(rank=0, incarnation=1, reason="killed by signal 9"), 1.0)
-    ready = RankReady(rank=0, incarnation=2, seconds=1.0)
-    state = advance(state, ready, 3.0)
+    restored = Restored(incarnation=2, step=8, source="disk")
+    state = advance(state, restored, 3.0)
+    unsaved = Unsaved(step=9, reason="the disk is full", hint="free some space.")
 
     with Watching(quiet=False) as watching:
-        watching.see(ready, state)
+        watching.see(restored, state)
+        watching.see(unsaved, advance(state, unsaved, 4.0))
 
-    assert capsys.readouterr().err == "going on from step-00000008\n"
+    said = "going on from step 8 in the checkpoint on disk\nstep 9 is not saved: the disk is full; free some space.\n"
+    assert capsys.readouterr().err == said
     assert [incident.what for incident in state.incidents] == ["started", "rank 0 lost", "going on"]
 
 

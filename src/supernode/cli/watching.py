@@ -13,17 +13,22 @@ from supernode.cli import show as shown
 from supernode.cli.show import NOBODY_LISTENS
 from supernode.cli.words import printable
 from supernode.schema.event import (
+    CardChecked,
+    Diverged,
     Ended,
     Evaluated,
     Event,
+    Fenced,
     Noted,
     RankLost,
-    RankReady,
     Rejected,
+    Restored,
     Saved,
+    Spiked,
     Started,
     StepDone,
     StopAsked,
+    Unsaved,
 )
 from supernode.schema.report import RunState
 from supernode.units import show, show_bytes, show_seconds
@@ -99,14 +104,18 @@ class Watching:
             self._task = self._progress.add_task("step", total=job.steps, completed=state.step, told="starting")
         elif isinstance(event, StepDone):
             self._stepped(event, state)
-        elif isinstance(event, RankReady):
-            if state.ready == 1 and state.incarnation > 1:
+        elif isinstance(event, (Diverged, Fenced, CardChecked, Spiked)) or (
+            isinstance(event, Restored) and state.incarnation > 1
+        ):
+            if state.incidents and state.incidents[-1].what:
                 self._say(f"{state.incidents[-1].what} {state.incidents[-1].detail}")
         elif isinstance(event, Saved):
             self._say(
-                f"step {event.step:,}: {event.checkpoint} saved, "
-                f"{show_bytes(event.nbytes)} in {show_seconds(event.seconds)}"
+                f"step {event.step:,}: {event.checkpoint} saved, {show_bytes(event.nbytes)} new, on disk within "
+                f"{show_seconds(event.took)}; training stood still for {show_seconds(event.seconds)}"
             )
+        elif isinstance(event, Unsaved):
+            self._say(f"step {event.step:,} is not saved: {event.reason}; {event.hint}")
         elif isinstance(event, Evaluated):
             self._say(f"step {event.step:,}: held-out loss {event.loss:.4f}")
         elif isinstance(event, RankLost):

@@ -57,8 +57,8 @@ SETUPS: dict[str, dict[str, int]] = {
 }
 ONE, TWO, FOUR = SETUPS
 REMEDY = re.compile(r"--checkpoint[ =](step-\d{8})")
-SMALL_MEGABYTES = 3.5
-"""A disk with room for about two checkpoints of the model."""
+SMALL_MEGABYTES = 4.0
+"""A disk with room for some six checkpoints of the model, until it is filled."""
 
 
 class Attempt(kill.Attempt):
@@ -79,6 +79,7 @@ class Attempt(kill.Attempt):
             **{key: said[key] for key in ("copies", "parity") if key in said},
         }  # fmt: skip
         job = kill.JOB | {
+            "model": kill.JOB["model"] | {"width": 32}, "data": kill.JOB["data"] | {"sequence": 32}, "batch": 8,
             "steps": STEPS, "parallelism": LAYOUTS[layout], "checkpoint": self.checkpoint,
             "recovery": {"nodes": said["nodes"], "frozen": FROZEN_SECONDS, "fence_after": 0},
         }  # fmt: skip
@@ -108,11 +109,16 @@ class Attempt(kill.Attempt):
         return _children(servers[0]) if servers else []
 
     def stop_all(self) -> None:
-        """Kill every process of the run, as a loss of power does to processes."""
+        """Kill every process of the run, as a loss of power does to processes.
+
+        Raises:
+            TooLateError: it had ended by then.
+        """
         for pid in self.living():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        self.controller.wait()
+        if self.controller.wait() >= 0:
+            raise TooLateError
         deadline = time.monotonic() + 10
         while self.living() and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -441,9 +447,14 @@ def attempted(folder: Path, number: int, name: str, references: dict[str, Ending
         dice = random.Random(f"{seed}-{number}-{turn}")
         layout = list(LAYOUTS)[number % len(LAYOUTS)]
         setup = dice.choice(FAULTS[name].setups)
-        with suppress(TooLateError):
+        try:
             return disturbed(folder / f"{number}-{turn}", layout, name, setup, references[layout], dice)
-    return {"fault": name, "right": False, "why": f"the run was over before the fault, {TRIES} times"}
+        except TooLateError:
+            continue
+        except (OSError, AssertionError, SupernodeError) as error:
+            return {"fault": name, "right": False, "why": f"{type(error).__name__}: {error}", "refusals": []}
+    why = f"the run was over before the fault, {TRIES} times"
+    return {"fault": name, "right": False, "why": why, "refusals": []}
 
 
 def main() -> None:

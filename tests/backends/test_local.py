@@ -272,3 +272,17 @@ def test_a_card_that_is_waited_for_is_checked_until_it_passes_or_its_time_is_up(
     (never,) = backend.poll(0.0)
     assert isinstance(never, CardChecked)
     assert not never.is_up
+
+
+def test_memory_that_is_not_what_it_should_be_is_let_go_of_and_the_ranks_begin_again(
+    backend: LocalBackend, server: SilentServer
+) -> None:
+    meet(backend, server)
+    server.rank_says(1, "memory_lost", message="`w` in memory is not what was written")
+
+    (lost,) = backend.poll(1.0) or backend.poll(1.0)
+    backend.launch(Launch(incarnation=2, plan=backend_plan(), checkpoint="", keep=True))
+
+    assert lost == RankLost(rank=1, incarnation=1, reason="`w` in memory is not what was written", blamed=False)
+    assert backend.poll(0.0) == [Restored(incarnation=2, step=0, source="start")]
+    assert len(server.ranks) == 2  # Both go on in their processes.

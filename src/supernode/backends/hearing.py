@@ -52,6 +52,7 @@ class Ranks:
         self._ranks: dict[int, Rank] = {}
         self._unexplained: tuple[float, RankLost] | None = None
         self.incarnation = 0
+        self.memory_lost = ""
         self.launched = 0.0
         self.events: deque[Event] = deque()
 
@@ -151,6 +152,9 @@ class Ranks:
                     what=message["what"],
                 )
             )  # fmt: skip
+        elif kind == "memory_lost":
+            self.memory_lost = rank.lost_peer = message["message"]
+            self._unexplained = time.monotonic(), self._lost(rank, rank.lost_peer, blamed=False)
         elif kind == "peer_lost":
             rank.lost_peer = message["message"]
             if self._unexplained is None:

@@ -105,6 +105,7 @@ class LocalBackend:
     def _go_on_from(self, command: Launch) -> int:
         """Tell where ranks have their state from; returns the step that they take from memory, or -1."""
         assert self._keepers is not None
+        self._distrust()
         found = self._keepers.newest()
         memory, source = found if found is not None else (NOTHING, "")
         step = step_of(command.checkpoint) if command.checkpoint else 0
@@ -115,10 +116,17 @@ class LocalBackend:
         self._ranks.events.append(Restored(incarnation=command.incarnation, step=step, source=source))
         return memory
 
+    def _distrust(self) -> None:
+        """Let go of what is in memory where a rank found that it is not what it should be."""
+        if self._ranks.memory_lost and self._keepers is not None:
+            self._ranks.memory_lost = ""
+            self._keepers.forget()
+
     def in_memory(self) -> int:
         """Return the newest step whose state all nodes have in memory, -1 for none."""
         if self._keepers is None:
             return NOTHING
+        self._distrust()
         found = self._keepers.newest(verify=False)
         return found[0] if found is not None else NOTHING
 

@@ -113,6 +113,11 @@ class Keepers:
         self._failed = {(step, of) for step, of in self._failed if of >= attempt}
         self._kept.clear()
 
+    def forget(self) -> None:
+        """Have all state in memory let go of; what is on disks stays."""
+        for keeper in self._keepers:
+            keeper.line.send("ranks", writers=[])
+
     def attach(self, rank: int) -> socket.socket:
         """Return a rank's end of a new line to its keeper."""
         ours, theirs = socket.socketpair()

@@ -75,10 +75,10 @@ class Slots:
         """Return the slot that holds a step whole."""
         return self.steps.index(step) if step != NOTHING and step in self.steps else None
 
-    def is_whole(self, slot: int) -> bool:
-        """Tell whether every piece is what its writer put there."""
+    def is_whole(self, slot: int, digests: list[str] | None = None) -> bool:
+        """Tell whether every piece is what its writer put there; at another time, where `digests` are of that."""
         found = [digest_of(self.views[slot], piece) for piece in self.pieces]
-        return found == self.digests[slot]
+        return found == (self.digests[slot] if digests is None else digests)
 
     def close(self) -> None:
         """Let go of the memory."""

@@ -42,6 +42,7 @@ class Writing:
         self._before: dict[int, Before] = {}
         self._open: dict[int, dict[int, Before]] = {}
         self._dropped: set[tuple[int, int]] = set()
+        self._last: dict[tuple[int, int], int] = {}
         self.writes: dict[int, dict[int, int]] = {}
         self._looked: set[int] = set()
         self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -50,7 +51,9 @@ class Writing:
     def store(self, step: int, writer: int, held: Slots, slot: int, *, attempt: int) -> None:
         """Have a writer's stream written, for the save of a step that a launch of this number makes."""
         self.writes.setdefault(writer, {})[step] = slot
-        self._jobs.put(lambda: self._store(step, writer, held, slot, attempt))
+        self._last[writer, step] = attempt
+        digests = list(held.digests[slot])  # The slot may be another step's by the time that it is written.
+        self._jobs.put(lambda: self._store(step, writer, held, slot, digests, attempt))
 
     def commit(self, manifest: dict[str, Any], stored: list[dict[str, Any]], *, attempt: int) -> None:
         """Have a save committed, of which all writers' shares are durable, and older ones pruned."""
@@ -71,7 +74,7 @@ class Writing:
         while True:
             self._jobs.get()()
 
-    def _store(self, step: int, writer: int, held: Slots, slot: int, attempt: int) -> None:
+    def _store(self, step: int, writer: int, held: Slots, slot: int, digests: list[str], attempt: int) -> None:
         begun = time.perf_counter()
         try:
             if (step, attempt) in self._dropped:
@@ -80,7 +83,7 @@ class Writing:
                 step, writer, held.stream(slot), held.pieces, home=self._home, before=self._build_on(writer),
                 compress=self._spec.compress,
             )  # fmt: skip
-            if not held.is_whole(slot):
+            if not held.is_whole(slot, digests):
                 raise CheckpointError(
                     f"the state of step {step} changed while it was written", hint="the next save tries again."
                 )
@@ -91,8 +94,10 @@ class Writing:
             self._unsaved(step, attempt, CheckpointError(f"{type(error).__name__}: {error}", hint="see logs/."))
             return
         finally:
-            self.writes.get(writer, {}).pop(step, None)
-            self._tell(writer, "stored", step=step)
+            if self._last.get((writer, step)) == attempt:  # Else a later launch has handed the step over again.
+                del self._last[writer, step]
+                self.writes.get(writer, {}).pop(step, None)
+                self._tell(writer, "stored", step=step)
         self._open.setdefault(step, {})[writer] = Before(part=part, packs=stored.packs)
         seconds = time.perf_counter() - begun
         self._tell(None, "stored", step=step, attempt=attempt, stored=asdict(stored), seconds=seconds)

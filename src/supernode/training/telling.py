@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from supernode.errors import SupernodeError
+from supernode.errors import CheckpointError, SupernodeError
 from supernode.parallel.usercode import blame
 from supernode.schema.plan import Plan
 from supernode.training.channel import Channel
@@ -16,6 +16,10 @@ from supernode.units import show_bytes
 from supernode.ways.hosts import PEER_GONE
 
 _NO_MEMORY = re.compile(r"can't allocate memory|not enough memory|bad_alloc", re.IGNORECASE)
+
+
+class MemoryLostError(CheckpointError):
+    """The state that the nodes should have in memory is not there or not what was kept; the disk has an older one."""
 
 
 def tell(error: BaseException, plan: Plan, rank: int, folder: Path, channel: Channel) -> int | None:
@@ -26,6 +30,9 @@ def tell(error: BaseException, plan: Plan, rank: int, folder: Path, channel: Cha
     """
     if channel.is_told_soon():
         return None  # The others' end came first, whatever the error says.
+    if isinstance(error, MemoryLostError):
+        channel.send("memory_lost", message=error.message)
+        return None
     if isinstance(error, SupernodeError):
         channel.send("failed", error=type(error).__name__, message=error.message, hint=error.hint)
         return error.exit_code

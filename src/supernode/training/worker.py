@@ -17,7 +17,7 @@ from supernode.checkpoint.snapshot import CHANGED, InMemory, Snapshots
 from supernode.checkpoint.source import OnDisk
 from supernode.data.bigram import bigram_loss
 from supernode.data.corpus import Corpus, open_corpus
-from supernode.errors import SupernodeError
+from supernode.errors import CheckpointError, SupernodeError
 from supernode.foreign.begin import begin_from
 from supernode.keeping.client import Keep
 from supernode.keeping.slots import NOTHING
@@ -37,7 +37,7 @@ from supernode.training.optimizer import optimizer_for
 from supernode.training.pacing import Pace
 from supernode.training.saving import describe_data, make_manifest, restore, tensors
 from supernode.training.step import Stepper
-from supernode.training.telling import tell
+from supernode.training.telling import MemoryLostError, tell
 from supernode.training.writing import write_sample
 
 _DUE = float(2**44)
@@ -143,10 +143,16 @@ def _train(assignment: Assignment, channel: Channel, keep: Keep) -> None:
     step = 0
     if assignment.memory != NOTHING:
         step = assignment.memory
-        kept = InMemory(keep, step)
+        try:
+            kept = InMemory(keep, step)
+        except CheckpointError as error:
+            raise MemoryLostError(error.message, hint=error.hint) from error
         expected = make_manifest(plan, step, feed.sampler, describe_data(corpus, feed.sampler))
-        restore(parts, optimizer, place, kept, expected, expected)
-        stepper.sending.restore(kept)
+        try:
+            restore(parts, optimizer, place, kept, expected, expected)
+            stepper.sending.restore(kept)
+        except CheckpointError as error:
+            raise MemoryLostError(error.message, hint=error.hint) from error
         del kept  # It maps the memory of other nodes' state.
     elif assignment.checkpoint:
         source = OnDisk(saves_of(job.checkpoint, assignment.folder / "checkpoints"), assignment.checkpoint)

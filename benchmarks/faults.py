@@ -32,7 +32,7 @@ import kill
 from kill import TooLateError, until
 from supernode.checkpoint.source import OnDisk, as_bytes, tensors_of
 from supernode.errors import SupernodeError
-from supernode.schema.event import Evaluated, RankLost, Restored, StepDone
+from supernode.schema.event import Ended, Evaluated, RankLost, Restored, StepDone
 from supernode.schema.lasting import CheckpointSpec
 from supernode.storing.saves import Saves, saves_of, step_of
 
@@ -117,7 +117,7 @@ class Attempt(kill.Attempt):
         for pid in self.living():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        if self.controller.wait() >= 0:
+        if self.controller.wait() >= 0 or any(isinstance(event, Ended) for event in self.events()):
             raise TooLateError
         deadline = time.monotonic() + 10
         while self.living() and time.monotonic() < deadline:
@@ -258,10 +258,11 @@ def fill_disk(attempt: Attempt, dice: random.Random) -> str:
     step = moment(attempt, dice, last=STEPS - 8)
     assert attempt.mounted is not None
     balloon = attempt.mounted / "balloon"
-    with balloon.open("wb") as file, suppress(OSError):
+    descriptor = os.open(balloon, os.O_WRONLY | os.O_CREAT)
+    with suppress(OSError):
         while True:
-            file.write(bytes(4096))
-            file.flush()
+            os.write(descriptor, bytes(4096))
+    os.close(descriptor)
     until(lambda: attempt.step() >= step + 5, attempt, poll=0.02)
     balloon.unlink()
     return f"disk full from step {step} on, for five steps"

@@ -207,6 +207,20 @@ def test_what_changed_in_memory_is_not_taken_for_state_and_what_was_kept_before_
     assert one.keepers.newest() == (4, "memory")
 
 
+def test_what_lies_between_tensors_in_memory_does_not_get_to_disk(node: Callable[..., Node]) -> None:
+    one = node(ranks=1)
+    one.save(4)
+    one.until(Kept(step=4))
+    slots = one.ranks[0]._slots
+    assert slots is not None
+    for view in slots.views:
+        view[SIZE] ^= 1  # the first byte behind a tensor
+    one.save(5, disk=True)
+    one.until(lambda event: isinstance(event, Saved) and event.step == 5)
+
+    assert len(saves(one).verify(name_of(5)).files) == 1
+
+
 def test_a_node_that_is_lost_is_made_good_from_its_partner_and_a_bad_copy_is_not_used(
     node: Callable[..., Node],
 ) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import xxhash
 
 from supernode.errors import CheckpointError
-from supernode.storing.chunks import CHUNK
+from supernode.storing.chunks import CHUNK, padded
 from supernode.storing.part import Piece, stream_bytes
 
 COUNT = 2
@@ -70,6 +70,13 @@ class Slots:
     def stream(self, slot: int) -> memoryview:
         """Return the bytes of a slot's stream."""
         return self.views[slot][: stream_bytes(self.pieces)]
+
+    def clean(self, slot: int) -> None:
+        """Have nothing but zeros between the pieces, where no digest of a piece looks and those of chunks do."""
+        view = self.views[slot]
+        for piece in self.pieces:
+            end = piece.start + piece.nbytes
+            view[end : piece.start + padded(piece.nbytes)] = bytes(padded(piece.nbytes) - piece.nbytes)
 
     def slot_of(self, step: int) -> int | None:
         """Return the slot that holds a step whole."""

@@ -79,6 +79,7 @@ class Writing:
         try:
             if (step, attempt) in self._dropped:
                 return
+            held.clean(slot)
             stored, part = self._saves.store(
                 step, writer, held.stream(slot), held.pieces, home=self._home, before=self._build_on(writer),
                 compress=self._spec.compress,

@@ -233,9 +233,7 @@ def stopped_run(command: Command, tmp_path: Path) -> Path:
         journal.append(Saved(step=step, checkpoint=name_of(step), nbytes=7, seconds=0.1), 1.5 + step)
         saves, pieces = saves_of(job.checkpoint, run.checkpoints), lay_out([("w", "uint8", (7,), (0,), (7,))])
         stored, _ = saves.store(step, 0, memoryview(f"weight{step}".encode().ljust(CHUNK, b"\0")), pieces)
-        saves.commit(
-            Manifest(step=step, samples=8, seed=0, model="", data="", layout="", optimizer="adamw"), [stored]
-        )
+        saves.commit(Manifest(step=step, samples=8, seed=0, model="", data="", layout="", optimizer="adamw"), [stored])
     journal.append(StopAsked(), 4.0)
     journal.close()
     run.release()

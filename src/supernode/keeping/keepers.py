@@ -49,7 +49,7 @@ class _Process:
         )  # fmt: skip
         theirs.close()
         self.line = Line(ours)
-        self.pulse = Pulse(self.process.pid)
+        self.pulse = Pulse()  # Until its first word it imports, and may get no core for a while.
         self.line.send("begin", node=node, **order)
 
 
@@ -166,6 +166,7 @@ class Keepers:
         """Return what keepers said."""
         for keeper in self._keepers:
             while (message := keeper.line.take()) is not None:
+                keeper.pulse.pid = keeper.process.pid
                 keeper.pulse.beat()
                 self._take(message)
         events = list(self._events)

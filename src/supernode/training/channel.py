@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from supernode.keeping.client import Keep
 from supernode.keeping.lines import Line
 
 PULSE_SECONDS = 0.5
@@ -35,6 +36,8 @@ class Channel:
         self.stop = False
         self.again: dict[str, Any] | None = None
         self.free: Callable[[], object] = lambda: None
+        self.keep: Keep | None = None
+        """The rank's side of a keeper that took the place of its first one."""
         self._told = threading.Event()
         self._keeper: Line | None = None
         self._lock = threading.Lock()

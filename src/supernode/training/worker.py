@@ -90,9 +90,10 @@ def live(assignment: Assignment, channel: Channel, keep: Keep) -> int:
             threads=told["threads"],
         )  # fmt: skip
         torch.set_num_threads(assignment.threads)
+        keep = channel.keep or keep
         if (line := channel.new_keeper()) is not None:
             keep.close()
-            keep = Keep(line, assignment.rank)
+            channel.keep = keep = Keep(line, assignment.rank)
         channel.send("again")
     return code
 
@@ -323,7 +324,8 @@ class _Run:
         """Take up the line to a new keeper, if there is one."""
         if (line := self.channel.new_keeper()) is not None:
             self.snapshots.keep.close()
-            self.snapshots.keep = Keep(line, self.place.rank)
+            # The next launch in this process goes on with it, too.
+            self.channel.keep = self.snapshots.keep = Keep(line, self.place.rank)
 
     def _wait_on(self, step: int) -> None:
         self.channel.send("beat", step=step)
